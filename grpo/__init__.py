@@ -1,0 +1,1 @@
+"""grpo-lab: the shared GRPO core and the language-model pipeline."""

@@ -1,0 +1,1 @@
+"""The lecture half: sorting, bandits, exact enumeration."""
