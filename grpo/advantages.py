@@ -53,24 +53,48 @@ def check_choice(argument: str, value: object, known: Sequence[str], callable_to
     raise ValueError(f"{argument}={value!r} is unknown; choose one of {', '.join(map(repr, known))}{extra}")
 
 
+def check_whole_groups(argument: str, rollouts: int, group_size: int) -> None:
+    """Raise ValueError unless `rollouts` is a positive multiple of group_size."""
+    if rollouts < 1 or rollouts % group_size:
+        raise ValueError(
+            f"{argument} has {rollouts} rollouts, which is no positive multiple of group_size={group_size}; "
+            "every prompt needs a whole group"
+        )
+
+
+def check_advantage_settings(
+    group_size: int,
+    baseline: str | RewardTransform,
+    advantage_eps: float,
+    advantage_normalizer: str | RewardTransform,
+) -> None:
+    """Raise ValueError for settings of an estimator that cannot work, whatever the rewards will be."""
+    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
+        raise ValueError(f"group_size={group_size!r} must be an integer of at least 1")
+    check_choice("baseline", baseline, BASELINES, callable_too=True)
+    check_choice("advantage_normalizer", advantage_normalizer, ADVANTAGE_NORMALIZERS, callable_too=True)
+    if not (math.isfinite(advantage_eps) and advantage_eps >= 0):
+        raise ValueError(f"advantage_eps={advantage_eps!r} must be a finite number of at least 0")
+    for argument, value, needs_two in (
+        ("advantage_normalizer", advantage_normalizer, "std"),
+        ("baseline", baseline, "leave_one_out"),
+    ):
+        if group_size == 1 and value == needs_two:
+            raise ValueError(f"group_size=1 with {argument}={value!r}: one reward has no others; use group_size >= 2")
+
+
 def to_groups(raw_rewards: Tensor | Sequence[float], group_size: int) -> Tensor:
     """View N rewards as a (N / group_size, group_size) table of floats, the rollouts of one prompt in a row.
 
-    Raises ValueError when group_size is no positive integer, when the rewards are not one number a rollout, not a
-    multiple of group_size, empty, or not finite (the message names the rollout).
+    Raises ValueError when the rewards are not one number a rollout, not a multiple of group_size, empty, or not finite
+    (the message names the rollout).
     """
-    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
-        raise ValueError(f"group_size={group_size!r} must be an integer of at least 1")
     rewards = torch.as_tensor(raw_rewards)
     if not rewards.is_floating_point():
         rewards = rewards.to(torch.float32)
     if rewards.ndim != 1:
         raise ValueError(f"raw_rewards has shape {tuple(rewards.shape)}; expected one number a rollout, shape (N,)")
-    if len(rewards) == 0 or len(rewards) % group_size:
-        raise ValueError(
-            f"raw_rewards has {len(rewards)} rollouts, which is no positive multiple of group_size={group_size}; "
-            "every prompt needs a whole group"
-        )
+    check_whole_groups("raw_rewards", len(rewards), group_size)
     bad = torch.nonzero(~torch.isfinite(rewards)).flatten().tolist()
     if bad:
         raise ValueError(
@@ -127,17 +151,8 @@ def compute_group_normalized_rewards(
     Raises ValueError for rewards that make no whole groups, unknown names, a group of one where "std" or
     "leave_one_out" needs two, and negative rewards under "mean", whose weights 1/mu are defined for rewards >= 0 only.
     """
-    check_choice("baseline", baseline, BASELINES, callable_too=True)
-    check_choice("advantage_normalizer", advantage_normalizer, ADVANTAGE_NORMALIZERS, callable_too=True)
-    if not (math.isfinite(advantage_eps) and advantage_eps >= 0):
-        raise ValueError(f"advantage_eps={advantage_eps!r} must be a finite number of at least 0")
+    check_advantage_settings(group_size, baseline, advantage_eps, advantage_normalizer)
     rewards = to_groups(raw_rewards, group_size)
-    for argument, value, needs_two in (
-        ("advantage_normalizer", advantage_normalizer, "std"),
-        ("baseline", baseline, "leave_one_out"),
-    ):
-        if group_size == 1 and value == needs_two:
-            raise ValueError(f"group_size=1 with {argument}={value!r}: one reward has no others; use group_size >= 2")
     if advantage_normalizer == "mean" and (rewards < 0).any():
         raise ValueError(
             f"raw_rewards holds {rewards.min().item()}; advantage_normalizer='mean' (MaxRL) needs rewards >= 0"

@@ -60,7 +60,11 @@ def _check_like(argument: str, value: Tensor, shape: torch.Size) -> None:
 
 
 def _check_loss_arguments(
-    advantages: Tensor, policy_log_probs: Tensor, method: str, old_log_probs: Tensor | None, mask: Tensor | None
+    advantages: Tensor,
+    policy_log_probs: Tensor,
+    method: str,
+    old_log_probs: Tensor | None,
+    mask: Tensor | None,
 ) -> Tensor:
     """Check shapes and choices; return the advantages as a (N, 1) column."""
     check_choice("importance_reweighting_method", method, IMPORTANCE_REWEIGHTING_METHODS)
@@ -182,9 +186,7 @@ def check_normalization_constant(constant: float | None) -> float:
     return float(constant)
 
 
-def compute_kl(
-    log_probs: Tensor, ref_log_probs: Tensor, estimator: str = "k3", mask: Tensor | None = None
-) -> Tensor:
+def compute_kl(log_probs: Tensor, ref_log_probs: Tensor, estimator: str = "k3", mask: Tensor | None = None) -> Tensor:
     """Per-token estimate of KL(pi || ref) from samples of pi, (N, T), 0 where masked (Schulman 2020).
 
     With d = log ref - log pi: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d. As values k1 and k3 are unbiased, k2 is not.
