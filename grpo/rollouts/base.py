@@ -1,0 +1,77 @@
+"""What a rollout engine is: prompts in, sampled completions out, weights synced from the policy.
+
+Every engine returns the token ids that it sampled and their log-probs under the sampling temperature. Training uses the
+ids; the text is for graders and people.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample. Raises ValueError at once for values that cannot work."""
+
+    n: int = 1
+    """Completions for each prompt (the group size in training)."""
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the likeliest token."""
+    top_p: float = 1.0
+    """Sample from the smallest set of tokens with this probability in all; 1 is every token."""
+    max_tokens: int = 512
+    """Longest completion, in tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion; the text keeps the one that did."""
+    seed: int = 0
+    """The same prompts, settings and seed give the same completions."""
+
+    def __post_init__(self) -> None:
+        for name in ("n", "max_tokens"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be an integer of at least 1")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature={self.temperature!r} must be a finite number of at least 0")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p!r} must be above 0 and at most 1")
+        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+            raise ValueError(f"stop={self.stop!r} must be a tuple of strings that are not empty")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled response."""
+
+    text: str
+    """Decoded without special tokens, cut after the stop string that ended it."""
+    token_ids: list[int]
+    """The ids as sampled, the eos token included."""
+    log_probs: list[float]
+    """Log-prob of each id, in nats, under logits / temperature (temperature 0: under the logits)."""
+    finish_reason: Literal["stop", "length"]
+    """"stop": an eos token or a stop string; "length": cut off at max_tokens."""
+
+
+class RolloutEngine(Protocol):
+    """What the trainer and the evaluation ask of an engine."""
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Completion]:
+        """sampling.n completions of each prompt, in order, those of one prompt adjacent."""
+
+    def sync(self, policy: Any) -> None:
+        """Take over the weights of `policy`; after this, generate samples from them."""
+
+    def close(self) -> None:
+        """Give back whatever the engine holds."""
+
+    def __enter__(self) -> Self:
+        """Enter a with block."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close on the way out, whatever happened."""
