@@ -1,8 +1,9 @@
 """Task files: GSM8K's, and any other JSONL of the same shape.
 
-A task is a list of `Problem`. GSM8K's own format is one JSON object a line, `{"question": ..., "answer": ...}`,
-where the answer is a rationale that ends in `#### N`. Every line is checked when a file is read, and a bad one
-is an error that names the file and the line: a dropped problem would change every figure computed from the set.
+A task is a list of `Problem`. GSM8K's own format is one JSON object a line, with the keys `question` and
+`answer`, where the answer is a rationale that ends in `#### N`. Every line is checked when a file is read, and a
+bad one is an error that names the file and the line: a dropped problem would change every figure computed
+from the set.
 
     >>> parse_ground_truth("Half of 24 is <<24/2=12>>12.\\n#### 1,012")
     '1012'
@@ -80,9 +81,7 @@ def _text_field(record: dict[str, Any], key: str) -> str:
     if not value.strip():
         raise ValueError(f"{key!r} is empty")
     if re.search("[\ud800-\udfff]", value):
-        raise ValueError(
-            f"{key!r} holds half of a surrogate pair, which no tokenizer can encode: {value!r:.80}"
-        )
+        raise ValueError(f"{key!r} holds half of a surrogate pair, which no tokenizer can encode: {value!r:.80}")
     return value
 
 
@@ -102,9 +101,7 @@ def _problem_from_line(line: bytes, question_key: str, answer_key: str) -> Probl
         raise ValueError(f"must be a JSON object, not {type(record).__name__}: {record!r:.80}")
     question, answer = _text_field(record, question_key), _text_field(record, answer_key)
     level = record.get("level", "")
-    return Problem(
-        question, answer, parse_ground_truth(answer), level if isinstance(level, str) else str(level)
-    )
+    return Problem(question, answer, parse_ground_truth(answer), level if isinstance(level, str) else str(level))
 
 
 def load_jsonl(
@@ -118,7 +115,7 @@ def load_jsonl(
     """Read task problems from a JSONL file: the adapter for sources of GSM8K's shape under other key names.
 
     Args:
-        path: a UTF-8 file, one JSON object a line; the answer ends in `#### N`. A `level` key is kept if present.
+        path: a UTF-8 file, one JSON object a line; the answer ends in `#### N`. A `level` key is kept.
         question_key: name of the key that holds the question.
         answer_key: name of the key that holds the answer.
         numeric: also refuse a ground truth that is not one number (no response to it could be graded right
@@ -127,7 +124,7 @@ def load_jsonl(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a line is bad (the message starts with file and line number), the file is empty, or limit < 1.
+        ValueError: a line is bad (the message starts with file and line number), no line, or limit < 1.
     """
     path = Path(path)
     if limit is not None and limit < 1:
@@ -195,7 +192,7 @@ def load_gsm8k(split: str, data_dir: str | Path | None = None, limit: int | None
     if not path.is_file():
         raise FileNotFoundError(
             f"no GSM8K {split} file at {path.absolute()}. `grpo data fetch gsm8k` downloads both files; "
-            f"or set GRPO_DATA_DIR to a folder that has them; or put them there by hand:\n{_where_to_put(folder)}"
+            "or set GRPO_DATA_DIR to a folder that has them; or put them there by hand:\n" + _where_to_put(folder)
         )
     return load_jsonl(path, numeric=True, limit=limit)
 
@@ -222,21 +219,15 @@ def _download_once(url: str, part: Path, progress: bool) -> None:
             raise ConnectionResetError("the server could not resume; starting anew") from None
         raise
     with response:
-        resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(
-            f"bytes {have}-"
-        )
+        resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         if response.status == 206 and not resumed:
-            raise ConnectionError(
-                f"the server sent a range not asked for: {response.headers.get('Content-Range')!r}"
-            )
+            raise ConnectionError(f"the server sent a range not asked for: {response.headers.get('Content-Range')!r}")
         start = have if resumed else 0
         length = response.headers.get("Content-Length", "")
         total = start + int(length) if length.isascii() and length.isdigit() else None
         with (
             part.open("ab" if resumed else "wb") as file,
-            tqdm(
-                total=total, initial=start, unit="B", unit_scale=True, desc=part.stem, disable=not progress
-            ) as bar,
+            tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=part.stem, disable=not progress) as bar,
         ):
             while chunk := response.read(1 << 16):
                 file.write(chunk)
@@ -248,32 +239,32 @@ def _download_once(url: str, part: Path, progress: bool) -> None:
         raise ConnectionError(f"the transfer ended after {size} of {total} bytes")
 
 
+def _not_fetched(url: str, path: Path, failure: Exception | None) -> FetchError:
+    part = path.with_name(path.name + ".part")
+    kept = f" What arrived is in {part.absolute()}; the next run resumes it." if part.is_file() else ""
+    return FetchError(
+        f"could not download {url}: {failure}.{kept} Without a connection, put the files here by hand:\n"
+        f"{_where_to_put(path.parent)}"
+    )
+
+
 def _fetch_file(url: str, path: Path, digest: str, progress: bool) -> None:
     """Put the file at `url`, whose sha256 is `digest`, at `path`, by way of `path`.part."""
     part = path.with_name(path.name + ".part")
     failure: Exception | None = None
     for _ in range(_ATTEMPTS):
+        # An earlier run may have been stopped between the last byte and the rename.
         if part.is_file() and _sha256(part) == digest:
-            break  # an earlier run was stopped between the last byte and the rename
+            break
         try:
             _download_once(url, part, progress)
             break
-        except urllib.error.HTTPError as error:
-            failure = error
-            if 400 <= error.code < 500:
-                break  # asking again gives the same answer
         except (OSError, http.client.HTTPException) as error:
             failure = error
+            if isinstance(error, urllib.error.HTTPError) and 400 <= error.code < 500:
+                raise _not_fetched(url, path, failure) from None  # asking again gives the same answer
     else:
-        pass
-    if not part.is_file() or (failure is not None and _sha256(part) != digest):
-        kept = (
-            f" What arrived is kept in {part.absolute()}; the next run resumes it." if part.is_file() else ""
-        )
-        raise FetchError(
-            f"could not download {url}: {failure}.{kept} Without a connection, put the files here by hand:\n"
-            f"{_where_to_put(path.parent)}"
-        )
+        raise _not_fetched(url, path, failure) from None
     if (got := _sha256(part)) != digest:
         part.unlink()
         raise FetchError(
@@ -286,8 +277,8 @@ def _fetch_file(url: str, path: Path, digest: str, progress: bool) -> None:
 def fetch_gsm8k(target: str | Path | None = None, base_url: str = GSM8K_URL, progress: bool = True) -> Path:
     """Download GSM8K's two files, check them, and return the folder they are in.
 
-    Each file goes to `<name>.part` first, resumes from what an earlier try left there, and is renamed into place
-    only when its sha256 is right. Files that are already right are left alone; a file that is not is replaced.
+    Each file goes to `<name>.part` first, resumes from what an earlier try left there, and is renamed into
+    place only when its sha256 is right. Files that are already right are left alone; others are replaced.
 
     Args:
         target: folder for train.jsonl and test.jsonl; None: see `gsm8k_dir`.
