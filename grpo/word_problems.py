@@ -355,10 +355,11 @@ def word_problems(
     problems: dict[str, Problem] = {}
     while len(problems) < n:
         level = rng.choice(open_levels)
-        story = rng.choice(open_stories[level])
-        problem = _draw(story, split, rng)
-        if problem.question in problems:
-            continue
+        while True:  # until it is a new one: drawing the level anew would make small levels rarer than promised
+            story = rng.choice(open_stories[level])
+            problem = _draw(story, split, rng)
+            if problem.question not in problems:
+                break
         problems[problem.question] = problem
         left[story.key] -= 1
         if not left[story.key]:  # every problem of the story is drawn: looking for more would never end
