@@ -18,11 +18,13 @@ from __future__ import annotations
 import re
 import unicodedata
 from fractions import Fraction
+from itertools import islice
 
 from grpo.symbolic import symbolically_equal
 
 MAX_ANSWER_CHARS = 512
 _MAX_EXPONENT = 1000
+_MAX_NUMBERS = 16  # in one answer, all equal; more is babble, and each costs time
 
 # ---- extraction ----------------------------------------------------------------------------------------------
 
@@ -138,6 +140,9 @@ _CHANGES_PREVIOUS = re.compile(
     r"|[\s-]*(?i:hundred|thousand|million|billion|trillion|lakh|crore|squared|cubed|factorial)"
     r"|\s+and\s+(?:a|one|two|three)[\s-]+(?:half|halves|third|quarter|fourth|fifth)"
 )
+_WINDOW = 40
+_OPENERS = " \n\t([{$\"'"
+_CLOSES_NUMBER = frozenset("0123456789)]}%")
 _COMBINES = re.compile(r"\b(?:x|times|plus|minus|over|by|divided|multiplied|of|to|per|mod)\b", re.IGNORECASE)
 # Letters and their marks, currency, and other symbols, which emoji are.
 _WORD_CATEGORIES = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Sc", "So"})
@@ -200,26 +205,25 @@ def _cleaned(text: str) -> str | None:
 
 def _stands_alone(text: str, match: re.Match[str]) -> bool:
     """Say whether what touches a number leaves it the number that it is."""
-    before, after = text[: match.start()], text[match.end() :]
-    touching = before[-1:]
+    start, end = match.span()
+    touching = text[start - 1 : start]
     if touching and (
         touching in "0123456789.,/^_'\\" or (touching.isalpha() and unicodedata.category(touching) != "Lo")
     ):
         return False
+    # Windows, since a text may hold hundreds of numbers and each is looked at with its surroundings.
+    before, after = text[:start].rstrip()[-_WINDOW:], text[end : end + _WINDOW]
     dash_before = before.rstrip(" $\n")[-1:] in {"-", "–", "—", "\u2212", "+"}
+    if dash_before or re.search(r"\w\($", before):  # `--5`, `–5`, `f(18)`
+        return False
     if match["sign"] or (match["inner_sign"] and not match["currency"]):
-        spaced = (match["sign"] or "").endswith(" ")
-        if spaced and before.strip(" \n\t([{$\"'"):  # `Total - 18`: a dash or a minus?
+        if (match["sign"] or "").endswith(" ") and text[:start].strip(_OPENERS):  # `Total - 18`: a dash or a minus?
             return False
-        if dash_before or (touching and touching not in " \n\t([{$:\"'"):
+        if touching and touching not in _OPENERS + ":":  # `A-18`
             return False
-        if before.rstrip()[-1:] in set("0123456789)]}%"):  # a difference or a sum
+        if before[-1:] in _CLOSES_NUMBER:  # a difference or a sum
             return False
-    elif dash_before:
-        return False
-    if re.match(r"[0-9]|[.,:/'][0-9]|/\s*[0-9(]|\^", after) or unicodedata.category(after[:1] or " ")[0] == "M":
-        return False
-    if re.search(r"\w\($", before):  # `f(18)`
+    if re.match(r"[0-9]|[.,:/'][0-9]|/\s*[0-9(]", after) or unicodedata.category(after[:1] or " ")[0] == "M":
         return False
     return not (_CHANGES_NEXT.search(before) or _CHANGES_PREVIOUS.match(after))
 
@@ -229,7 +233,9 @@ def _parse_in_words(text: str) -> Fraction | None:
     cleaned = _cleaned(text)
     if cleaned is None:
         return None
-    matches = list(_NUMBER.finditer(cleaned))
+    matches = list(islice(_NUMBER.finditer(cleaned), _MAX_NUMBERS + 1))
+    if len(matches) > _MAX_NUMBERS:
+        return None
     values = {_value(match) for match in matches}
     if len(values) != 1 or not all(_stands_alone(cleaned, match) for match in matches):
         return None
