@@ -1,0 +1,222 @@
+"""The `grpo` command (also `python -m grpo`).
+
+    grpo demo                      a tiny OLMo 2 learns word problems, on a CPU
+    grpo train --preset NAME       train: tiny, smollm2 or olmo2-1b, every setting an option
+    grpo eval                      prompt a model with a dataset and count right answers
+    grpo data fetch gsm8k          download GSM8K, checked by sha256
+    grpo warmup                    make the tiny model again from nothing
+
+`grpo COMMAND --help` lists a command's options.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from tqdm.auto import tqdm
+
+from grpo.config import PRESETS, TrainSettings, preset
+from grpo.data import FetchError, Problem, fetch_gsm8k, load_gsm8k, load_jsonl
+from grpo.demo import DemoSettings, demo
+from grpo.evaluation import evaluate, summarize
+from grpo.models import load_model
+from grpo.prompts import load_prompt
+from grpo.rollouts import HFEngine, Sampling
+from grpo.runs import to_line
+from grpo.trainer import TrainingStopped, train
+from grpo.warmup import WarmupSettings, warmup
+from grpo.word_problems import word_problems
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """What `grpo eval` can be told."""
+
+    model: str = "tiny"
+    """A preset's name (tiny, smollm2, olmo2-1b), a folder (a checkpoint of a run, too), or a hub id."""
+    data: str = "words"
+    """words (the embedded word problems, validation), gsm8k (its test file), or a .jsonl file in GSM8K's format."""
+    data_dir: str | None = None
+    """Folder with GSM8K's train.jsonl and test.jsonl; default: $GRPO_DATA_DIR, else data/gsm8k."""
+    prompt: str | None = None
+    """Prompt template; default: tiny_r1_zero for the tiny model, r1_zero for any other."""
+    engine: str = "hf"
+    """Rollout engine: hf."""
+    n: int | None = None
+    """Questions; default: 256 word problems, or all of a file."""
+    temperature: float = 1.0
+    """Sampling temperature; 0 takes the likeliest token."""
+    top_p: float = 1.0
+    """Nucleus sampling."""
+    max_new_tokens: int | None = None
+    """Longest response, in tokens; default: 80 for the tiny model, 512 for any other."""
+    seed: int = 0
+    """Of the samples."""
+    strict: bool = False
+    """Grade by the narrow rule, close to the course's published grader."""
+    max_batch_tokens: int = 65_536
+    """Bound on rows x (prompt + max_new_tokens) that are generated at once."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+    dtype: str = "float32"
+    """float32 or bfloat16."""
+    out: str = ""
+    """JSONL to write; default: runs/eval-<model>-<data>-<prompt>-<time>.jsonl."""
+
+
+def evaluation_problems(settings: EvalSettings) -> list[Problem]:
+    """The questions that `grpo eval` asks."""
+    if settings.data == "words":
+        return word_problems(settings.n or 256, 0, "validation")
+    if settings.data == "gsm8k":
+        return load_gsm8k("test", settings.data_dir, settings.n)
+    return load_jsonl(settings.data)[: settings.n]
+
+
+def run_eval(settings: EvalSettings) -> None:
+    """Evaluate, write a JSONL of questions, responses and verdicts, print the counts and, last, a line of JSON."""
+    if settings.engine != "hf":
+        raise ValueError(f"engine={settings.engine!r} is unknown; choose one of 'hf'")
+    if settings.dtype not in {"float32", "bfloat16"}:
+        raise ValueError(f"dtype={settings.dtype!r} must be float32 or bfloat16")
+    is_tiny = settings.model == "tiny"
+    prompt = load_prompt(settings.prompt or ("tiny_r1_zero" if is_tiny else "r1_zero"))
+    sampling = Sampling(
+        1,
+        settings.temperature,
+        settings.top_p,
+        settings.max_new_tokens or (80 if is_tiny else 512),
+        prompt.stop,
+        settings.seed,
+    )
+    problems = evaluation_problems(settings)
+    data_name = Path(settings.data).stem
+    name = f"eval-{Path(settings.model).name}-{data_name}-{prompt.name}-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+    out = Path(settings.out or Path("runs") / name)
+    if out.exists():
+        raise ValueError(f"out={str(out)!r} exists; give a new file, or move it away")
+    model, tokenizer = load_model(settings.model, device=settings.device, dtype=getattr(torch, settings.dtype))
+    engine = HFEngine(model, tokenizer, max_batch_tokens=settings.max_batch_tokens)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    with out.open("w", encoding="utf-8") as file, tqdm(total=len(problems), desc="eval", dynamic_ncols=True) as bar:
+
+        def write(rows: list[dict]) -> None:
+            file.writelines(map(to_line, rows))
+            file.flush()
+
+        def reward_fn(response: str, ground_truth: str) -> dict[str, float]:
+            return prompt.reward_fn(response, ground_truth, strict=settings.strict)
+
+        records = evaluate(engine, problems, prompt, sampling, reward_fn=reward_fn, bar=bar, sink=write)
+    seconds = time.perf_counter() - start
+    summary = summarize(records)
+    print(f"format right, answer right  {summary.format_and_right:6d}")
+    print(f"format right, answer wrong  {summary.format_only:6d}")
+    print(f"format wrong                {summary.neither:6d}")
+    low, high = summary.accuracy_low, summary.accuracy_high
+    print(f"accuracy {summary.accuracy:.4f}, 95% interval [{low:.4f}, {high:.4f}]; cut off {summary.cut_off:.3f}")
+    print(f"responses: {out}")
+    line = {
+        "model": settings.model,
+        "engine": settings.engine,
+        "dataset": settings.data,
+        "prompt": prompt.name,
+        "n": summary.n,
+        "format_and_right": summary.format_and_right,
+        "format_only": summary.format_only,
+        "neither": summary.neither,
+        "mean_tokens": round(summary.mean_tokens, 2),
+        "tokens_per_second": round(summary.mean_tokens * summary.n / seconds, 1),
+    }
+    print(json.dumps(line))
+
+
+@dataclass(frozen=True)
+class FetchSettings:
+    """What `grpo data fetch` can be told."""
+
+    dataset: tyro.conf.Positional[str] = "gsm8k"
+    """Which one: gsm8k."""
+    target: str | None = None
+    """Folder to write; default: data/gsm8k."""
+
+
+def run_data(arguments: Sequence[str]) -> None:
+    """grpo data fetch gsm8k."""
+    if not arguments or arguments[0] != "fetch":
+        if arguments and arguments[0] in {"-h", "--help"}:
+            print("usage: grpo data fetch gsm8k [--target FOLDER]")
+            return
+        raise ValueError(f"grpo data {' '.join(arguments)}: expected `grpo data fetch gsm8k`")
+    settings = tyro.cli(FetchSettings, args=arguments[1:], prog="grpo data fetch")
+    if settings.dataset != "gsm8k":
+        raise ValueError(f"dataset={settings.dataset!r} is unknown; choose one of 'gsm8k'")
+    print(fetch_gsm8k(settings.target))
+
+
+def run_train(arguments: Sequence[str]) -> None:
+    """grpo train: the preset's settings are the defaults of the options."""
+    rest, name = list(arguments), "tiny"
+    for i, argument in enumerate(rest):
+        if argument == "--preset" or argument.startswith("--preset="):
+            given = argument.partition("=")[2] if "=" in argument else (rest[i + 1] if i + 1 < len(rest) else "")
+            name, rest[i : i + (1 if "=" in argument else 2)] = given, []
+            break
+
+    @dataclass(frozen=True)
+    class Options:
+        settings: Annotated[TrainSettings, tyro.conf.arg(name="")]
+        resume: bool = False
+        """Go on from the newest checkpoint of the run directory."""
+
+    options = tyro.cli(
+        Options,
+        args=rest,
+        prog=f"grpo train --preset {{{','.join(PRESETS)}}}",
+        description=f"Train by the preset {name}, with what the options change.",
+        default=Options(preset(name)),
+    )
+    result = train(options.settings, resume=options.resume)
+    line = {"steps": result.step, "seconds": round(result.train_seconds, 1), "run_dir": str(result.run.path)}
+    line |= (
+        {f"validation_{key}": result.validation[-1][key] for key in ("accuracy", "format")} if result.validation else {}
+    )
+    print(json.dumps(line))
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
+    "demo": lambda arguments: demo(tyro.cli(DemoSettings, args=arguments, prog="grpo demo")),
+    "train": run_train,
+    "eval": lambda arguments: run_eval(tyro.cli(EvalSettings, args=arguments, prog="grpo eval")),
+    "data": run_data,
+    "warmup": lambda arguments: print(warmup(tyro.cli(WarmupSettings, args=arguments, prog="grpo warmup"))),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status: 0, 1 for a run that stopped by itself, 2 for bad input."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments or arguments[0] in {"-h", "--help"}:
+        print(__doc__.strip())
+        return 0 if arguments else 2
+    if arguments[0] not in COMMANDS:
+        print(f"grpo: error: {arguments[0]!r} is unknown; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    try:
+        COMMANDS[arguments[0]](arguments[1:])
+    except TrainingStopped as error:
+        print(f"grpo: stopped: {error}", file=sys.stderr)
+        return 1
+    except (ValueError, TypeError, FileNotFoundError, ModuleNotFoundError, FetchError, RuntimeError) as error:
+        print(f"grpo: error: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,272 @@
+"""Settings of a training run, and the presets that runs start from.
+
+One dataclass, a docstring under each field; the command line is made from it: `grpo train --preset tiny --seed 3`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from grpo.advantages import ESTIMATORS, check_advantage_settings, check_choice
+from grpo.rollouts.base import Sampling
+from grpo.update import UpdateSettings
+
+SCHEDULES = ("constant", "linear", "cosine")
+ENGINES = ("hf",)
+DATASETS = ("words", "gsm8k")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Everything that `grpo train` can be told."""
+
+    model: str = "tiny"
+    """The policy to start from: tiny, smollm2, olmo2-1b, a folder, or a hub id."""
+    data: str = "words"
+    """Task: words (the embedded word problems), gsm8k, or a .jsonl file in GSM8K's format."""
+    data_dir: str | None = None
+    """Folder with GSM8K's train.jsonl and test.jsonl; default: $GRPO_DATA_DIR, else data/gsm8k."""
+    levels: tuple[int, ...] = (1, 2, 3)
+    """Difficulty levels of the embedded word problems."""
+    prompt: str = "tiny_r1_zero"
+    """Prompt template: a name in prompts/, or a .prompt file."""
+    train_questions: int = 2048
+    """Training questions; they are gone through in a new random order each time round."""
+    validation_questions: int = 256
+    """Held-out questions, the same at every validation."""
+    seed: int = 1
+    """Of the order of the questions and of every sample. Training and validation questions do not depend on it."""
+
+    steps: int = 50
+    """Rollout steps: sample a rollout batch, then update on it."""
+    rollout_batch: int = 256
+    """Responses sampled a rollout step: prompts x group_size."""
+    train_batch: int = 256
+    """Responses an update; a smaller one than rollout_batch makes all but the first update off-policy."""
+    group_size: int = 8
+    """Responses a prompt."""
+    passes: int = 1
+    """Times that each rollout batch is trained on."""
+    microbatches: int = 1
+    """Forward and backward passes an update; changes memory, not the result."""
+
+    estimator: Literal["reinforce", "grpo", "grpo_constant", "dr_grpo", "rft", "maxrl", "rloo"] = "grpo"
+    """Baseline, normalizer and loss normalization by name (the table in grpo/advantages.py)."""
+    baseline: Literal["none", "mean", "leave_one_out"] | None = None
+    """In place of the estimator's own."""
+    advantage_normalizer: Literal["none", "std", "mean"] | None = None
+    """In place of the estimator's own."""
+    loss_normalization: Literal["sequence", "constant", "token"] | None = None
+    """In place of the estimator's own."""
+    advantage_eps: float = 1e-6
+    """Added to the standard deviation or mean that divides."""
+    normalization_constant: float | None = None
+    """Divisor of loss normalization "constant"; default: train_batch x max_new_tokens."""
+    importance_reweighting: Literal["none", "noclip", "grpo", "gspo", "cispo"] = "none"
+    """How stale samples are reweighted (grpo/losses.py)."""
+    cliprange: float | None = None
+    """Clip range of the importance ratio, for grpo, gspo and cispo."""
+    cliprange_upper: float | None = None
+    """Its upper side, where that differs (clip-higher)."""
+    kl_coef: float = 0.0
+    """Weight of KL(policy || the model before training), per token, in the loss."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How the KL is estimated; as a loss only k2 has the gradient of KL(policy || reference)."""
+
+    learning_rate: float = 3e-4
+    """Peak learning rate of AdamW."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """From the peak, after the warm-up: constant, or down to 0 at the last update."""
+    warmup_updates: int = 0
+    """Updates over which the learning rate rises from 0."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the two moments."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: float | None = 1.0
+    """Gradients are scaled down to this norm; none: never."""
+
+    temperature: float = 1.0
+    """Sampling temperature; it divides the logits of the trainer too."""
+    top_p: float = 1.0
+    """Nucleus sampling; below 1 the gradient is that of another distribution than the one sampled."""
+    max_new_tokens: int = 80
+    """Longest response, in tokens."""
+    engine: Literal["hf"] = "hf"
+    """Rollout engine."""
+    max_batch_tokens: int = 65_536
+    """Bound on rows x (prompt + max_new_tokens) that the hf engine generates at once; changes the samples."""
+
+    validate_every: int = 10
+    """Rollout steps between validations; there is one before the first step and one after the last, too."""
+    checkpoint_every: int = 25
+    """Rollout steps between checkpoints; there is one after the last step, too."""
+    keep_checkpoints: int = 1
+    """How many of the newest checkpoints to keep."""
+    log_rollouts: int = 8
+    """Rollouts of each step that are written to rollouts.jsonl."""
+
+    device: str = "auto"
+    """auto (the first GPU, else the CPU), cpu, cuda, cuda:1, ..."""
+    autocast: bool = True
+    """Compute in bfloat16 over float32 master weights on a GPU; a CPU computes in float32 always."""
+    threads: int | None = None
+    """CPU threads for torch; default: torch's own choice."""
+    tracker: str = ""
+    """Also log to a module with init, log and finish: wandb or trackio."""
+    run_dir: str = ""
+    """Where the run is written; default: runs/<model>-<data>-<estimator>-seed<seed>."""
+
+    def __post_init__(self) -> None:
+        for name in _AT_LEAST_ONE:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r} must be an integer of at least 1")
+        for name in ("warmup_updates", "log_rollouts"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be at least 0")
+        for name, multiple_of in (("train_batch", "group_size"), ("rollout_batch", "train_batch")):
+            value, unit = getattr(self, name), getattr(self, multiple_of)
+            if value % unit:
+                raise ValueError(f"{name}={value} must be a multiple of {multiple_of}={unit}")
+        if self.prompts_per_step > self.train_questions:
+            raise ValueError(
+                f"train_questions={self.train_questions} is fewer than the {self.prompts_per_step} prompts of a rollout "
+                f"step (rollout_batch={self.rollout_batch} / group_size={self.group_size})"
+            )
+        check_choice("estimator", self.estimator, tuple(ESTIMATORS))
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("engine", self.engine, ENGINES)
+        if not self.data.endswith(".jsonl"):
+            check_choice("data", self.data, (*DATASETS, "a .jsonl file"))
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise ValueError(f"learning_rate={self.learning_rate!r} must be a finite number above 0")
+        if self.cliprange_upper is not None and self.cliprange is None:
+            raise ValueError(f"cliprange_upper={self.cliprange_upper} without cliprange; give both sides")
+        self.sampling(0)
+        self.update_settings()
+        check_advantage_settings(self.group_size, **self.advantage_settings())
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Prompts of a rollout step."""
+        return self.rollout_batch // self.group_size
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of a rollout step."""
+        return self.passes * (self.rollout_batch // self.train_batch)
+
+    def _estimator_part(self, name: str) -> Any:
+        own = getattr(self, name)
+        return ESTIMATORS[self.estimator][name] if own is None else own
+
+    def advantage_settings(self) -> dict[str, Any]:
+        """Keyword arguments of compute_group_normalized_rewards."""
+        return {
+            "baseline": self._estimator_part("baseline"),
+            "advantage_eps": self.advantage_eps,
+            "advantage_normalizer": self._estimator_part("advantage_normalizer"),
+        }
+
+    def update_settings(self, autocast_dtype: Any = None) -> UpdateSettings:
+        """How a train batch becomes one update."""
+        constant = self.normalization_constant
+        upper = self.cliprange_upper
+        return UpdateSettings(
+            gradient_accumulation_steps=self.microbatches,
+            max_grad_norm=self.max_grad_norm,
+            importance_reweighting_method=self.importance_reweighting,
+            cliprange=self.cliprange if upper is None or self.cliprange is None else (self.cliprange, upper),
+            loss_normalization=self._estimator_part("loss_normalization"),
+            normalization_constant=float(self.train_batch * self.max_new_tokens) if constant is None else constant,
+            kl_coef=self.kl_coef,
+            kl_estimator=self.kl_estimator,
+            temperature=self.temperature,
+            autocast_dtype=autocast_dtype,
+        )
+
+    def sampling(self, seed: int, stop: tuple[str, ...] = (), n: int | None = None) -> Sampling:
+        """How responses are sampled, at the training temperature."""
+        n = self.group_size if n is None else n
+        return Sampling(n, self.temperature, self.top_p, self.max_new_tokens, stop, seed)
+
+    def learning_rate_at(self, update: int) -> float:
+        """Learning rate of the update of that number, counted from 0."""
+        total = max(1, self.steps * self.updates_per_step - self.warmup_updates)
+        if update < self.warmup_updates:
+            return self.learning_rate * (update + 1) / self.warmup_updates
+        done = min(1.0, (update - self.warmup_updates) / total)
+        scale = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.schedule]
+        return self.learning_rate * scale
+
+    def folder(self) -> Path:
+        """Where the run is written."""
+        name = f"{Path(self.model).name}-{Path(self.data).stem}-{self.estimator}-seed{self.seed}"
+        return Path(self.run_dir) if self.run_dir else Path("runs") / name
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as JSON holds them (tuples become lists)."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+_AT_LEAST_ONE = (
+    "train_questions",
+    "validation_questions",
+    "steps",
+    "rollout_batch",
+    "train_batch",
+    "group_size",
+    "passes",
+    "microbatches",
+    "validate_every",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "max_batch_tokens",
+)
+
+TINY = TrainSettings()
+
+PRESETS: dict[str, TrainSettings] = {
+    # The embedded model on the embedded word problems: about two minutes on two cores.
+    "tiny": TINY,
+    # A real pretrained model on a CPU. It is weak at arithmetic: one-step problems are where it starts above 0.
+    "smollm2": replace(
+        TINY,
+        model="smollm2",
+        levels=(1,),
+        prompt="r1_zero_three_shot_gsm8k",
+        steps=20,
+        rollout_batch=64,
+        train_batch=64,
+        microbatches=8,
+        learning_rate=1e-5,
+        max_new_tokens=128,
+        validation_questions=64,
+        max_batch_tokens=32_768,
+        checkpoint_every=5,
+    ),
+    # The assignment's run: about 35% validation accuracy after 100 steps from about 0, as its authors report.
+    "olmo2-1b": TrainSettings(
+        model="olmo2-1b",
+        data="gsm8k",
+        prompt="r1_zero",
+        train_questions=6400,
+        validation_questions=1024,
+        seed=42,
+        steps=200,
+        microbatches=32,
+        learning_rate=1e-5,
+        max_new_tokens=512,
+        max_batch_tokens=262_144,
+    ),
+}
+
+
+def preset(name: str) -> TrainSettings:
+    """The preset of that name; ValueError, with the known ones, for any other."""
+    check_choice("preset", name, tuple(PRESETS))
+    return PRESETS[name]

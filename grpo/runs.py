@@ -1,0 +1,140 @@
+"""Run directories: what a run writes, and how it is read again.
+
+    config.json          the settings
+    metrics.jsonl        a line for each rollout step ("kind": "train") and validation ("kind": "validation")
+    timing.jsonl         seconds and tokens per second of each step, apart: metrics repeat bit for bit, times do not
+    rollouts.jsonl       some rollouts of each step, for people
+    checkpoints/         step_000050/: model, tokenizer, optimizer, random generators; a manifest of file sizes
+    figures/             metrics.png
+
+Files are appended a line at a time, so that a stop loses nothing. A resumed run cuts them back to its checkpoint first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+LOGS = ("metrics", "timing", "rollouts")
+# What may differ between a run and its continuation: nothing that changes a number already written.
+MAY_DIFFER = ("run_dir", "tracker", "threads", "keep_checkpoints", "log_rollouts", "data_dir")
+
+
+class RunDirError(ValueError):
+    """A run directory that cannot be used as asked; the message says why and what to do."""
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file beside and rename it into place."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
+
+
+def to_line(row: Mapping[str, Any]) -> str:
+    """One JSON line; NaN and infinities, which JSON lacks, become null."""
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    return json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file; a last line cut short by a stop is left out."""
+    rows = []
+    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number == len(lines) and not line.endswith("\n"):
+                break
+            raise RunDirError(f"{path}, line {number}: no JSON object ({error})") from error
+    return rows
+
+
+class RunDir:
+    """One run's directory: paths, logs and checkpoints. Nothing is written before `create`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def check(self, config: Mapping[str, Any], resume: bool = False) -> None:
+        """Raise RunDirError, before anything is written, unless a run of these settings can be started or resumed here.
+
+        That is when the path holds something else, a run (and resume is False), or a run of other settings: the message
+        lists each with both values.
+        """
+        name = f"run_dir={str(self.path)!r}"
+        if self.config_file.is_file():
+            before = self.config
+            # More steps go on where the run ended, unless the learning rate depends on how many there are.
+            may_differ = {*MAY_DIFFER, *(["steps"] if config.get("schedule") == "constant" else [])}
+            differing = [
+                f"{k}: {before.get(k)!r} there, {config.get(k)!r} now"
+                for k in sorted({*before, *config} - may_differ)
+                if before.get(k) != config.get(k)
+            ]
+            if differing:
+                raise RunDirError(
+                    f"{name} holds a run of another configuration ({'; '.join(differing)}); "
+                    "give another run_dir, or the same settings with --resume"
+                )
+            if not resume:
+                raise RunDirError(f"{name} holds this run already; add --resume, or give another run_dir")
+        elif self.path.is_file() or (self.path.exists() and any(self.path.iterdir())):
+            raise RunDirError(f"{name} is not empty and holds no run; give a new or empty folder")
+        elif resume:
+            raise RunDirError(f"{name} holds no run to resume; leave --resume out to start one")
+
+    def create(self, config: Mapping[str, Any]) -> None:
+        """Make the directory and write the settings."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.config_file, json.dumps(dict(config), indent=2) + "\n")
+
+    @property
+    def config_file(self) -> Path:
+        """Path of the settings."""
+        return self.path / "config.json"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings of the run."""
+        return json.loads(self.config_file.read_text(encoding="utf-8"))
+
+    def file(self, log: str) -> Path:
+        """Path of one of the logs: metrics, timing, rollouts."""
+        return self.path / f"{log}.jsonl"
+
+    def append(self, log: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows to a log."""
+        with self.file(log).open("a", encoding="utf-8") as file:
+            file.write("".join(map(to_line, rows)))
+
+    def read(self, log: str, kind: str | None = None) -> list[dict[str, Any]]:
+        """Rows of a log, of one kind ("train", "validation") or all; none when it was not written yet."""
+        rows = read_jsonl(self.file(log)) if self.file(log).is_file() else []
+        return [row for row in rows if kind is None or row.get("kind") == kind]
+
+    def cut_back(self, step: int) -> None:
+        """Drop the rows of every log that belong to steps after `step`."""
+        for log in LOGS:
+            rows = [row for row in self.read(log) if row["step"] <= step]
+            if self.file(log).is_file():
+                write_atomically(self.file(log), "".join(map(to_line, rows)))
+
+    def checkpoint(self, step: int) -> Path:
+        """Folder of the checkpoint after that many rollout steps."""
+        return self.path / "checkpoints" / f"step_{step:06d}"
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps that have a checkpoint, in order."""
+        return sorted(int(p.name.removeprefix("step_")) for p in (self.path / "checkpoints").glob("step_*"))
+
+    def keep_newest(self, count: int) -> None:
+        """Delete all but the newest checkpoints."""
+        for step in self.checkpoint_steps()[:-count]:
+            shutil.rmtree(self.checkpoint(step))

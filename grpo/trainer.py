@@ -1,0 +1,420 @@
+"""The training loop: sample, grade, update; validate and save now and then.
+
+    for each rollout step:
+        prompts, G responses each, from the current policy          (rollouts)
+        a reward for each response, an advantage within its group   (rewards, advantages)
+        log-probs under the policy that sampled, where needed       (log_probs)
+        one update for each train batch, passes times over          (update)
+
+Everything random is a function of (seed, step): the order of the questions, the samples, the order of train batches. So a
+run that was stopped and resumed gives the same metrics, bit for bit on the CPU, as one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import math
+import random
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from grpo.advantages import compute_group_normalized_rewards
+from grpo.checkpoints import check_checkpoint, restore_checkpoint, save_checkpoint, seed_everything
+from grpo.config import TrainSettings
+from grpo.data import Problem, load_gsm8k, load_jsonl
+from grpo.evaluation import evaluate, summarize
+from grpo.log_probs import log_probs_in_batches
+from grpo.models import load_model, resolve_device
+from grpo.plots import plot_run
+from grpo.prompts import Prompt, load_prompt
+from grpo.rewards import RewardFn, compute_rollout_rewards
+from grpo.rollouts import Completion, HFEngine
+from grpo.runs import RunDir
+from grpo.tokenization import encode, tokenize_prompt_and_output
+from grpo.train_step import summarize_rollouts
+from grpo.update import policy_gradient_update
+from grpo.word_problems import word_problems
+
+BAD_UPDATES_TO_STOP = 3
+VALIDATION_SEED = 1_000_000_007  # far from every step's
+
+
+class TrainingStopped(RuntimeError):
+    """Training stopped by itself; the message says why and which checkpoint was saved."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What `train` returns."""
+
+    run: RunDir
+    """The run directory."""
+    model: Any
+    """The trained policy."""
+    tokenizer: Any
+    """Its tokenizer."""
+    step: int
+    """Rollout steps that were done."""
+    validation: list[dict[str, Any]]
+    """The validation rows of metrics.jsonl, in order."""
+    train_seconds: float
+    """Seconds in rollouts and updates, validation and saving apart; of this call, not of a run that it resumed."""
+
+
+def load_problems(settings: TrainSettings) -> tuple[list[Problem], list[Problem]]:
+    """Training and validation problems, disjoint, the same for every seed.
+
+    Raises ValueError when a file holds fewer than asked for, and what the loaders raise.
+    """
+    n, m = settings.train_questions, settings.validation_questions
+    if settings.data == "words":
+        levels = settings.levels
+        return word_problems(n, 0, "train", levels), word_problems(m, 0, "validation", levels)
+    if settings.data == "gsm8k":
+        problems = load_gsm8k("train", settings.data_dir)
+    else:
+        problems = load_jsonl(settings.data)
+    if n + m > len(problems):
+        raise ValueError(
+            f"train_questions={n} and validation_questions={m} are more than the {len(problems)} questions of "
+            f"data={settings.data!r}"
+        )
+    random.Random(0).shuffle(problems)
+    return problems[:n], problems[n : n + m]
+
+
+def question_numbers(step: int, per_step: int, questions: int, seed: int) -> list[int]:
+    """Which questions a rollout step (from 1) uses: the next ones of an endless row of random permutations."""
+    numbers = []
+    for place in range((step - 1) * per_step, step * per_step):
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + place // questions)
+        numbers.append(torch.randperm(questions, generator=generator)[place % questions].item())
+    return [int(number) for number in numbers]
+
+
+@contextlib.contextmanager
+def finish_step_on_signal() -> Iterator[list[int]]:
+    """The first Ctrl-C (or SIGTERM) is noted in the list that this yields; the second one raises KeyboardInterrupt."""
+    received: list[int] = []
+
+    def note(number: int, _frame: Any) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+        tqdm.write("stopping after this step; once more to stop at once")
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # signals can only be caught in the main thread: elsewhere Ctrl-C is not ours
+        before = {}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Trainer:
+    """A run in progress: the policy, its optimizer, the engine, the problems, and the directory that it writes."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        reward_fn: RewardFn | None,
+        problems: tuple[Sequence[Problem], Sequence[Problem]] | None,
+        resume: bool,
+        progress: bool,
+    ) -> None:
+        self.settings, self.progress = settings, progress
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        self.prompt: Prompt = load_prompt(settings.prompt)
+        self.reward_fn = reward_fn or self.prompt.reward_fn
+        self.train_problems, self.validation_problems = problems or load_problems(settings)
+        config = settings.to_json() | {"reward_fn": f"{self.reward_fn.__module__}.{self.reward_fn.__qualname__}"}
+        self.device = resolve_device(settings.device)
+        self.autocast_dtype = torch.bfloat16 if self.device.type == "cuda" and settings.autocast else None
+
+        self.run = RunDir(settings.folder())
+        self.run.check(config, resume)
+        self.tracker = open_tracker(settings.tracker)
+        steps_saved = self.run.checkpoint_steps() if resume else []
+        self.step = steps_saved[-1] if steps_saved else 0
+        checkpoint = self.run.checkpoint(self.step) if steps_saved else None
+        if checkpoint:
+            check_checkpoint(checkpoint)
+
+        self.model, self.tokenizer = load_model(checkpoint or settings.model, device=settings.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+        )
+        self.reference = None
+        if settings.kl_coef > 0:
+            start = load_model(settings.model, device=settings.device)[0] if checkpoint else copy.deepcopy(self.model)
+            self.reference = start.eval().requires_grad_(False)
+        self.engine = HFEngine(
+            self.model, self.tokenizer, max_batch_tokens=settings.max_batch_tokens, autocast_dtype=self.autocast_dtype
+        )
+        self._check_prompts_fit()
+
+        # Only now is anything written: a model or file that cannot be had leaves nothing behind.
+        self.run.create(config)
+        self.run.cut_back(self.step if checkpoint else -1)
+        self.bad_updates = self.skipped_updates = 0
+        self.last_good_step = self.step
+        if checkpoint:
+            self.skipped_updates = restore_checkpoint(checkpoint, self.optimizer)["skipped_updates"]
+        else:
+            seed_everything(settings.seed)
+        self.engine.sync(self.model)
+        if self.tracker:
+            self.tracker.init(project="grpo-lab", name=self.run.path.name, config=config)
+
+    def _check_prompts_fit(self) -> None:
+        """Raise ValueError now for a question that would stop the run later."""
+        context = getattr(self.model.config, "max_position_embeddings", None)
+        for split, problems in (("training", self.train_problems), ("validation", self.validation_problems)):
+            lengths = [len(i) for i in encode([self.prompt.render(p.question) for p in problems], self.tokenizer)]
+            longest = max(lengths)
+            if context is not None and longest + self.settings.max_new_tokens > context:
+                question = problems[lengths.index(longest)].question
+                raise ValueError(
+                    f"{split} question {question[:80]!r} is {longest} tokens with prompt={self.settings.prompt!r}; with "
+                    f"max_new_tokens={self.settings.max_new_tokens} that exceeds the model's context of {context}"
+                )
+
+    def rollout(self) -> tuple[list[Problem], list[Completion]]:
+        """Sample the responses of the current step: problems repeated for each of their responses, and completions."""
+        settings = self.settings
+        numbers = question_numbers(self.step, settings.prompts_per_step, len(self.train_problems), settings.seed)
+        chosen = [self.train_problems[number] for number in numbers]
+        sampling = settings.sampling(settings.seed * 1_000_003 + self.step, self.prompt.stop)
+        with self._bar(settings.rollout_batch, "rollouts", leave=False) as bar:
+            self.engine.on_progress = bar.update
+            completions = self.engine.generate([self.prompt.render(p.question) for p in chosen], sampling)
+            self.engine.on_progress = None
+        return [problem for problem in chosen for _ in range(settings.group_size)], completions
+
+    def train_on(self, problems: list[Problem], completions: list[Completion]) -> dict[str, float]:
+        """Grade a rollout batch and do all of its updates; returns the step's metrics."""
+        settings = self.settings
+        batch = tokenize_prompt_and_output(
+            [self.prompt.render(p.question) for p in problems],
+            [c.text for c in completions],
+            self.tokenizer,
+            output_token_ids=[c.token_ids for c in completions],
+        )
+        rewards, reward_metadata = compute_rollout_rewards(
+            self.reward_fn, [c.text for c in completions], [p.ground_truth for p in problems]
+        )
+        advantages, advantage_metadata = compute_group_normalized_rewards(
+            rewards, settings.group_size, **settings.advantage_settings()
+        )
+        metrics = summarize_rollouts(reward_metadata, advantage_metadata, batch["response_mask"], settings.group_size)
+        self._log_rollouts(problems, completions, rewards, advantages)
+        needs_old = settings.importance_reweighting != "none" or settings.updates_per_step > 1
+        old = self._log_probs(self.model, batch) if needs_old else None
+        reference = self._log_probs(self.reference, batch) if self.reference is not None else None
+
+        updates: list[dict[str, float]] = []
+        for number, rows in enumerate(self._train_batches()):
+            update = (self.step - 1) * settings.updates_per_step + number
+            for group in self.optimizer.param_groups:
+                group["lr"] = settings.learning_rate_at(update)
+            _, metadata = policy_gradient_update(
+                self.model,
+                self.optimizer,
+                {name: value[rows] for name, value in batch.items()},
+                advantages[rows],
+                settings.update_settings(self.autocast_dtype),
+                None if old is None else old[rows],
+                None if reference is None else reference[rows],
+            )
+            updates.append(metadata | {"learning_rate": settings.learning_rate_at(update)})
+            self._count_bad(bool(metadata["skipped"]))
+        return metrics | mean_metrics(updates) | {"skipped_updates": float(self.skipped_updates)}
+
+    def _log_probs(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        rows_at_once = -(-self.settings.train_batch // self.settings.microbatches)
+        result = log_probs_in_batches(
+            model, batch, rows_at_once, temperature=self.settings.temperature, autocast_dtype=self.autocast_dtype
+        )
+        return result.cpu()
+
+    def _train_batches(self) -> Iterator[Tensor]:
+        """Rows of each update: whole groups, in a new random order each pass; all rows when the batches are the same."""
+        s = self.settings
+        groups = s.prompts_per_step
+        for number in range(s.passes):
+            generator = torch.Generator().manual_seed((s.seed * 1_000_003 + self.step) * 1_009 + number)
+            order = torch.randperm(groups, generator=generator) if s.updates_per_step > 1 else torch.arange(groups)
+            rows = (order.unsqueeze(1) * s.group_size + torch.arange(s.group_size)).flatten()
+            yield from rows.split(s.train_batch)
+
+    def _count_bad(self, skipped: bool) -> None:
+        """Count updates that were skipped since loss or gradient was not finite; three in a row end the run."""
+        if not skipped:
+            self.bad_updates, self.last_good_step = 0, self.step
+            return
+        self.bad_updates += 1
+        self.skipped_updates += 1
+        if self.bad_updates >= BAD_UPDATES_TO_STOP:
+            # Skipped updates change nothing, so these are the weights of the last good step.
+            self.step = self.last_good_step
+            folder = self.save()
+            raise TrainingStopped(
+                f"{BAD_UPDATES_TO_STOP} updates in a row had a loss or gradient that is not finite; "
+                f"the state after step {self.step}, the last good one, is in {folder}"
+            )
+
+    def validate(self) -> dict[str, float]:
+        """Sample an answer to each validation question and grade it."""
+        sampling = self.settings.sampling(VALIDATION_SEED, n=1)
+        with self._bar(len(self.validation_problems), "validation", leave=False) as bar:
+            records = evaluate(
+                self.engine, self.validation_problems, self.prompt, sampling, reward_fn=self.reward_fn, bar=bar
+            )
+        return summarize(records).to_json()
+
+    def _log_rollouts(
+        self, problems: list[Problem], completions: list[Completion], rewards: Tensor, advantages: Tensor
+    ) -> None:
+        columns = zip(problems, completions, rewards.tolist(), advantages.tolist(), strict=True)
+        rows = [
+            {
+                "step": self.step,
+                "question": problem.question,
+                "ground_truth": problem.ground_truth,
+                "response": completion.text,
+                "finish_reason": completion.finish_reason,
+                "token_ids": completion.token_ids,
+                "reward": reward,
+                "advantage": advantage,
+            }
+            for problem, completion, reward, advantage in columns
+        ]
+        self.run.append("rollouts", rows[: self.settings.log_rollouts])
+
+    def save(self) -> Path:
+        """Write the checkpoint of the current step, and drop those that are too old."""
+        folder = self.run.checkpoint(self.step)
+        save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, skipped_updates=self.skipped_updates)
+        self.run.keep_newest(self.settings.keep_checkpoints)
+        return folder
+
+    def record(self, kind: str, metrics: dict[str, Any]) -> None:
+        """Write a row of metrics, and pass it to the tracker."""
+        self.run.append("metrics", [{"kind": kind, "step": self.step} | metrics])
+        if self.tracker:
+            self.tracker.log({f"{kind}/{name}": value for name, value in metrics.items()}, step=self.step)
+
+    def do_step(self) -> tuple[float, float]:
+        """Roll out, update and record one step; returns the seconds that it took and the mean reward."""
+        start = time.perf_counter()
+        problems, completions = self.rollout()
+        sampled = time.perf_counter()
+        metrics = self.train_on(problems, completions)
+        self.engine.sync(self.model)
+        end = time.perf_counter()
+        self.record("train", metrics)
+        tokens = sum(len(completion.token_ids) for completion in completions)
+        timing = {"rollout_seconds": sampled - start, "update_seconds": end - sampled}
+        timing |= {"rollout_tokens_per_second": tokens / timing["rollout_seconds"]}
+        self.run.append("timing", [{"step": self.step} | timing])
+        return end - start, metrics["reward"]
+
+    def run_steps(self) -> RunResult:
+        """Do the steps that are left; validate, save and stop as the settings and the user say."""
+        settings, seconds = self.settings, 0.0
+        if not self.run.read("metrics"):
+            self.record("validation", self.validate())
+        with finish_step_on_signal() as signals, self._bar(settings.steps, "steps", initial=self.step) as bar:
+            while self.step < settings.steps and not signals:
+                self.step += 1
+                step_seconds, reward = self.do_step()
+                seconds += step_seconds
+                last = self.step == settings.steps
+                if last or self.step % settings.validate_every == 0:
+                    self.record("validation", self.validate())
+                if last or signals or self.step % settings.checkpoint_every == 0:
+                    self.save()
+                bar.set_postfix(reward=f"{reward:.3f}", refresh=False)
+                bar.update()
+        plot_run(self.run.path)
+        validation = self.run.read("metrics", "validation")
+        return RunResult(self.run, self.model, self.tokenizer, self.step, validation, seconds)
+
+    def _bar(self, total: int, what: str, **more: Any) -> tqdm:
+        return tqdm(total=total, desc=what, disable=not self.progress, dynamic_ncols=True, **more)
+
+
+def mean_metrics(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Metrics of a step from those of its updates: sums of counts, the largest ratio, means of the rest (NaN left out)."""
+    result: dict[str, float] = {}
+    for name in updates[0]:
+        values = [update[name] for update in updates if not math.isnan(update[name])]
+        if name in {"rows_pruned", "tokens_processed", "skipped"}:
+            result[name] = sum(values)
+        elif not values:
+            result[name] = math.nan
+        else:
+            result[name] = max(values) if name == "ratio_max" else sum(values) / len(values)
+    return result
+
+
+def open_tracker(name: str) -> Any:
+    """The module behind a tracker's name (wandb, trackio, or any with init, log and finish); None for "".
+
+    Raises ModuleNotFoundError when it is not installed, ValueError when it lacks one of the three.
+    """
+    if not name:
+        return None
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"tracker={name!r} is not installed; pip install {name}, or leave tracker out"
+        ) from error
+    lacking = [function for function in ("init", "log", "finish") if not callable(getattr(module, function, None))]
+    if lacking:
+        raise ValueError(f"tracker={name!r} has no {', '.join(lacking)}; expected a module like wandb or trackio")
+    return module
+
+
+def train(
+    settings: TrainSettings | None = None,
+    *,
+    reward_fn: RewardFn | None = None,
+    problems: tuple[Sequence[Problem], Sequence[Problem]] | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> RunResult:
+    """Train a policy with GRPO or a relative; write the run directory; return the trained policy and its metrics.
+
+    settings: default, the preset `tiny`. reward_fn: (response, ground_truth) -> {"reward", "format_reward",
+    "answer_reward"}; default, the prompt's own. problems: (training, validation); default, what settings.data names.
+    resume: go on from the newest checkpoint of the run directory.
+
+    Raises ValueError and its relatives before anything is computed or written when settings, model, data and run
+    directory do not fit each other; TrainingStopped, with the last good step saved, after three updates in a row whose
+    loss or gradient is not finite. The first Ctrl-C finishes the step, saves and returns.
+    """
+    trainer = Trainer(settings or TrainSettings(), reward_fn, problems, resume, progress)
+    try:
+        return trainer.run_steps()
+    finally:
+        if trainer.tracker:
+            trainer.tracker.finish()
