@@ -17,11 +17,13 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 TIME_LIMIT_S = 3.0
 _START_LIMIT_S = 120.0  # importing sympy on a busy machine
+_SIDE_BY_SIDE = re.compile(r"[0-9](?:\s|~|\\[ ,;:!]|\\q?quad\b)+[0-9]")
 _MEMORY_LIMIT_BYTES = 4 << 30  # of address space; a power tower would take all there is
 
 
@@ -31,7 +33,6 @@ class _Worker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
-        self._owner = 0  # the process that started the child: after a fork its pipe is not ours
 
     def _line(self, process: subprocess.Popen[str], seconds: float) -> str:
         """Read one line, or "" if the child ends or is killed for taking longer than `seconds`."""
@@ -48,9 +49,8 @@ class _Worker:
 
     def _running(self) -> subprocess.Popen[str]:
         """Return the child, started if there is none."""
-        if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
+        if self._process is not None and self._process.poll() is None:
             return self._process
-        self._process, self._owner = None, os.getpid()
         process = subprocess.Popen(
             [sys.executable, "-P", str(Path(__file__).resolve())],  # -P: grpo/ must not shadow top-level modules
             stdin=subprocess.PIPE,
@@ -68,29 +68,46 @@ class _Worker:
         self._process = process
         return process
 
-    def ask(self, answer: str, gold: str, seconds: float) -> bool:
-        """Return math-verify's verdict, False where it takes longer than `seconds` or fails."""
-        with self._lock:
-            process = self._running()
-            try:
-                assert process.stdin is not None
-                process.stdin.write(json.dumps({"answer": answer, "gold": gold, "seconds": seconds}) + "\n")
+    def _reply(self, question: str, seconds: float) -> str:
+        """Return the child's line of reply; "" where it died or took too long, and then it is gone."""
+        process = self._running()
+        assert process.stdin is not None
+        reply = ""
+        try:
+            with contextlib.suppress(OSError):  # it died between two questions
+                process.stdin.write(question + "\n")
                 process.stdin.flush()
                 reply = self._line(process, seconds)
-            except OSError:  # the child died between two questions
-                reply = ""
-            if reply in {"true\n", "false\n"}:
-                return reply == "true\n"
-            _end(process)
-            self._process = None
-            return False
+        finally:  # also when interrupted: a reply still to come must not answer the next question
+            if not reply:
+                self._discard()
+        return reply
+
+    def ask(self, answer: str, gold: str, seconds: float) -> bool:
+        """Return math-verify's verdict, False where it takes longer than `seconds` or fails."""
+        question = json.dumps({"answer": answer, "gold": gold, "seconds": seconds})
+        with self._lock:
+            begin = time.monotonic()
+            reply = self._reply(question, seconds)
+            if not reply and time.monotonic() - begin < seconds:
+                # It died before its time was up, perhaps not of this question: killed from outside, or by the
+                # timer of the question before.
+                reply = self._reply(question, seconds)
+            return reply == "true\n"
+
+    def _discard(self) -> None:
+        if self._process is not None:
+            _end(self._process)
+        self._process = None
 
     def close(self) -> None:
-        """End the child if this process started one."""
+        """End the child if there is one."""
         with self._lock:
-            if self._process is not None and self._owner == os.getpid():
-                _end(self._process)
-            self._process = None
+            self._discard()
+
+    def forget(self) -> None:
+        """Start anew in a forked process, where the child and perhaps a held lock are another's."""
+        self.__init__()  # type: ignore[misc]
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -104,6 +121,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 _worker = _Worker()
 atexit.register(_worker.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_worker.forget)
 
 
 def symbolically_equal(answer: str, gold: str, time_limit_s: float = TIME_LIMIT_S) -> bool:
@@ -120,7 +139,7 @@ def symbolically_equal(answer: str, gold: str, time_limit_s: float = TIME_LIMIT_
     Raises:
         RuntimeError: the worker does not start, which means that math-verify cannot be imported.
     """
-    if not answer.strip() or not gold.strip() or re.search(r"[0-9]\s+[0-9]", answer):
+    if not answer.strip() or not gold.strip() or _SIDE_BY_SIDE.search(answer):
         return False
     if re.fullmatch(r"[A-Za-z\s]{3,}", gold):
         return False
