@@ -32,17 +32,17 @@ ClipRange = float | tuple[float, float]
 def split_cliprange(cliprange: ClipRange | None, method: str = "grpo") -> tuple[float, float]:
     """(lower, upper) of a clip range: one number for both sides, or a pair (clip-higher: Yu et al. 2025, DAPO).
 
-    Raises ValueError when it is missing, negative, not finite, or its lower side exceeds 1 (a ratio is never below 0).
+    Sides above 1 are allowed: cispo's cap may be 5, and a lower side of 1 or more clips nothing, since no ratio is below 0.
+    Raises ValueError when it is missing, negative or not finite.
     """
     if cliprange is None:
         raise ValueError(
             f"cliprange=None with importance_reweighting_method={method!r}; give a number, or (lower, upper)"
         )
     pair = cliprange if isinstance(cliprange, (tuple, list)) else (cliprange, cliprange)
-    if len(pair) != 2 or not all(math.isfinite(side) and side >= 0 for side in pair) or pair[0] > 1:
+    if len(pair) != 2 or not all(math.isfinite(side) and side >= 0 for side in pair):
         raise ValueError(
-            f"cliprange={cliprange!r} must be a number from 0 to 1, or a pair (lower, upper) with 0 <= lower <= 1 "
-            "and 0 <= upper"
+            f"cliprange={cliprange!r} must be a finite number of at least 0, or a pair (lower, upper) of them"
         )
     return float(pair[0]), float(pair[1])
 

@@ -32,14 +32,14 @@ def ensure_pad_token(tokenizer: Any) -> int:
     return int(tokenizer.pad_token_id)
 
 
-def encode(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+def encode(texts: Sequence[str], tokenizer: Any, argument: str = "texts") -> list[list[int]]:
     """Token ids of each text, without special tokens.
 
-    Raises TypeError, naming the place, when a text is not a string.
+    Raises TypeError, naming the argument and the place, when a text is not a string.
     """
     for i, text in enumerate(texts):
         if not isinstance(text, str):
-            raise TypeError(f"texts[{i}]={text!r} must be a string")
+            raise TypeError(f"{argument}[{i}]={text!r} must be a string")
     return [list(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]] if texts else []
 
 
@@ -48,11 +48,12 @@ def join_and_pad(
 ) -> dict[str, Tensor]:
     """Rows of prompt + output, right-padded to the longest, as input_ids, labels and response_mask, each (N, T).
 
-    T is the longest row less one: the last column is dropped for input_ids, the first for labels, so that labels[:, t] is
-    the token that follows input_ids[:, :t+1]. The mask is True exactly where the label is a token of the output.
+    T is the longest row less one (and at least 1, so that a model has something to read): the last column is dropped for
+    input_ids, the first for labels, so that labels[:, t] is the token that follows input_ids[:, :t+1]. The mask is True
+    exactly where the label is a token of the output.
     """
     rows = [[*prompt, *output] for prompt, output in zip(prompt_ids, output_ids, strict=True)]
-    width = max(map(len, rows))
+    width = max(2, *map(len, rows))
     ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
     is_output = torch.zeros((len(rows), width), dtype=torch.bool)
     for i, (row, prompt) in enumerate(zip(rows, prompt_ids, strict=True)):
@@ -82,8 +83,8 @@ def tokenize_prompt_and_output(
     lists |= {"output_token_ids": output_token_ids} if output_token_ids is not None else {}
     check_same_length(lists)
     pad_token_id = ensure_pad_token(tokenizer)
-    prompts = encode(prompt_strs, tokenizer) if prompt_token_ids is None else prompt_token_ids
-    outputs = encode(output_strs, tokenizer) if output_token_ids is None else output_token_ids
+    prompts = encode(prompt_strs, tokenizer, "prompt_strs") if prompt_token_ids is None else prompt_token_ids
+    outputs = encode(output_strs, tokenizer, "output_strs") if output_token_ids is None else output_token_ids
     return join_and_pad(prompts, outputs, pad_token_id)
 
 

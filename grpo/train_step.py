@@ -97,13 +97,13 @@ def grpo_train_step(
         autocast_dtype=autocast_dtype,
     )
     check_advantage_settings(group_size, baseline, advantage_eps, advantage_normalizer)
-    check_same_length(
-        {
-            "repeated_prompts": repeated_prompts,
-            "rollout_responses": rollout_responses,
-            "repeated_ground_truths": repeated_ground_truths,
-        }
-    )
+    lists: dict[str, Sequence[Any]] = {
+        "repeated_prompts": repeated_prompts,
+        "rollout_responses": rollout_responses,
+        "repeated_ground_truths": repeated_ground_truths,
+    }
+    lists |= {"response_token_ids": response_token_ids} if response_token_ids is not None else {}
+    check_same_length(lists)
     check_whole_groups("rollout_responses", len(rollout_responses), group_size)
     batch = tokenize_prompt_and_output(
         repeated_prompts, rollout_responses, tokenizer, output_token_ids=response_token_ids

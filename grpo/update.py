@@ -24,6 +24,7 @@ from grpo.losses import (
     check_normalization_constant,
     compute_kl,
     compute_policy_gradient_loss,
+    masked_mean,
     split_cliprange,
 )
 
@@ -98,7 +99,11 @@ def check_batch(
             raise ValueError(
                 f"{name} has shape {tuple(value.shape)}; expected {tuple(shape)}, the shape of the tokenized batch"
             )
-    check_context(model, int(response_ends(batch["response_mask"]).max()), "the longest prompt with its response")
+    check_context(
+        model,
+        int(response_ends(batch["response_mask"]).max()),
+        "the longest prompt with its response, less its last token,",
+    )
 
 
 def split_into_microbatches(advantages: Tensor, lengths: Tensor, steps: int, prune: bool) -> list[Tensor]:
@@ -129,8 +134,8 @@ def _backward(
     settings: UpdateSettings,
     rows: int,
     response_tokens: int,
-) -> tuple[Tensor, dict[str, float], float]:
-    """Forward and backward of one microbatch: its share of the loss, the loss's metadata with the entropy, its KL sum."""
+) -> tuple[Tensor, dict[str, float]]:
+    """Forward and backward of one microbatch: its share of the loss, and the loss's metadata with entropy and KL."""
     mask = batch["response_mask"]
     with autocast(mask.device.type, settings.autocast_dtype):
         scored = get_response_log_probs(
@@ -144,15 +149,14 @@ def _backward(
         settings.cliprange,
         mask,
     )
-    kl_sum = 0.0
     if settings.kl_coef != 0:
         kl = compute_kl(scored["log_probs"], batch["ref_log_probs"], settings.kl_estimator, mask)
         per_token = per_token + settings.kl_coef * kl
-        kl_sum = kl.detach().sum().item()
+        metadata["kl_to_reference"] = masked_mean(kl.detach(), mask)
     loss = _batch_share(per_token, mask, settings, rows, response_tokens)
     loss.backward()
-    metadata["token_entropy"] = scored["token_entropy"][mask].mean().item() if mask.any() else math.nan
-    return loss.detach(), metadata, kl_sum
+    metadata["token_entropy"] = masked_mean(scored["token_entropy"], mask)
+    return loss.detach(), metadata
 
 
 def _step_or_skip(
@@ -187,9 +191,9 @@ def policy_gradient_update(
     batch: input_ids, labels, response_mask, each (N, T). advantages: (N,). old_log_probs, ref_log_probs: (N, T), nats.
 
     Returns the loss of the whole batch (a scalar without gradient) and metadata. token_entropy (nats), ratio_mean,
-    ratio_max, clip_fraction and approx_kl are over the response tokens of rows with an advantage, NaN when there is none.
-    A loss or gradient that is not finite leaves parameters and optimizer as they were, and metadata["skipped"] is 1. Every
-    param.grad is None afterwards.
+    ratio_max, clip_fraction, approx_kl and, with a KL term, kl_to_reference are over the response tokens of rows with an
+    advantage, NaN when there is none. A loss or gradient that is not finite leaves parameters and optimizer as they were,
+    and metadata["skipped"] is 1. Every param.grad is None afterwards.
 
     Raises ValueError for shapes that do not fit, log-probs that are missing, and rows longer than the model's context.
     """
@@ -209,13 +213,13 @@ def policy_gradient_update(
     model.zero_grad(set_to_none=True)
     loss = torch.zeros((), device=device)
     sums: dict[str, float] = defaultdict(float)
-    ratio_max, tokens, kl_sum = -math.inf, 0, 0.0
+    ratio_max, tokens = -math.inf, 0
     for chosen in microbatches:
         width = max(1, int(lengths[chosen].max()))
         part = {name: value[chosen.to(value.device), :width].to(device) for name, value in columns.items()}
         weights = advantages[chosen.to(advantages.device)].to(device)
-        part_loss, metadata, part_kl = _backward(model, part, weights, settings, rows, response_tokens)
-        loss, kl_sum = loss + part_loss, kl_sum + part_kl
+        part_loss, metadata = _backward(model, part, weights, settings, rows, response_tokens)
+        loss = loss + part_loss
         part_tokens = int(part["response_mask"].sum())
         if weights[0] != 0 and part_tokens:
             tokens += part_tokens
@@ -226,10 +230,9 @@ def policy_gradient_update(
     grad_norm, skipped = _step_or_skip(model, optimizer, loss, settings.max_grad_norm)
     names = ["clip_fraction", "ratio_mean", "approx_kl", "token_entropy"]
     names += ["capped_fraction"] if settings.importance_reweighting_method == "cispo" else []
+    names += ["kl_to_reference"] if settings.kl_coef != 0 else []
     summary = {name: sums[name] / tokens if tokens else math.nan for name in names}
     summary |= {"ratio_max": ratio_max if tokens else math.nan, "loss": loss.item(), "grad_norm": grad_norm}
-    if settings.kl_coef != 0:
-        summary["kl_to_reference"] = kl_sum / max(1, response_tokens)
     summary["skipped"] = float(skipped)
     summary["rows_pruned"] = float(rows - sum(map(len, microbatches)))
     summary["tokens_processed"] = float(sum(int(lengths[chosen].sum()) for chosen in microbatches))
