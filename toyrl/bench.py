@@ -1,0 +1,134 @@
+"""How fast is training all seeds at once? Run `python -m toyrl.bench`; the last line is one line of JSON.
+
+Both sides train the lecture's standard run (100 epochs of 10 inner steps, 3 prompts, 10 responses, centered rewards,
+positions_right, Adam at 1e-3). `lecture_run` is one seed in one process, written the way the lecture writes it: an
+nn.Module, Python loops over prompts and responses in the reward, autograd and an optimizer step an inner step, a record
+a step.
+`toyrl.training.train` runs the same for 256 seeds in one call, then for one seed. Repeats alternate between the sides, so
+that a busy moment hits both, and the best of each counts.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+
+import torch
+from einops import einsum, rearrange
+from torch import Tensor, nn
+
+from toyrl.policy import Policy, init_policy
+from toyrl.settings import Settings
+from toyrl.sorting import DEFAULT_PROMPTS
+from toyrl.training import train
+
+
+class LectureModel(nn.Module):
+    """The lecture's model for one seed: a shared embedding, a matrix a prompt position, a matrix a response position."""
+
+    def __init__(self, start: Policy) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding.from_pretrained(start.embedding[0].clone(), freeze=False)
+        self.encode_weights = nn.Parameter(start.encode[0].clone())
+        self.decode_weights = nn.Parameter(rearrange(start.decode[0], "dim2 pos dim1 -> pos dim2 dim1").contiguous())
+
+    def forward(self, prompts: Tensor) -> Tensor:
+        """Turn prompts (batch, pos) into logits (batch, pos, vocab)."""
+        embeddings = self.embedding(prompts)
+        encoded = einsum(embeddings, self.encode_weights, "batch pos dim1, pos dim1 dim2 -> batch dim2")
+        decoded = einsum(encoded, self.decode_weights, "batch dim2, pos dim2 dim1 -> batch pos dim1")
+        return einsum(decoded, self.embedding.weight, "batch pos dim1, vocab dim1 -> batch pos vocab")
+
+
+def lecture_reward(prompt: list[int], response: list[int]) -> int:
+    """Return how many positions of the response match the sorted prompt."""
+    assert len(prompt) == len(response)
+    return sum(1 for x, y in zip(response, sorted(prompt), strict=True) if x == y)
+
+
+def lecture_rewards(prompts: Tensor, responses: Tensor) -> Tensor:
+    """Reward every response by a Python loop: (batch, trial)."""
+    batch_size, num_responses, _ = responses.shape
+    rewards = torch.empty(batch_size, num_responses, dtype=torch.float32)
+    for i in range(batch_size):
+        for j in range(num_responses):
+            rewards[i, j] = lecture_reward(prompts[i].tolist(), responses[i, j].tolist())
+    return rewards
+
+
+def lecture_log_probs(prompts: Tensor, responses: Tensor, model: LectureModel) -> Tensor:
+    """Return the log-probs of the responses' tokens: (batch, trial, pos)."""
+    log_probs = model(prompts).log_softmax(dim=-1)
+    num_responses = responses.shape[1]
+    log_probs = log_probs.unsqueeze(1).expand(-1, num_responses, -1, -1)
+    return log_probs.gather(dim=-1, index=responses.unsqueeze(-1)).squeeze(-1)
+
+
+def lecture_run(seed: int, epochs: int = 100, inner_steps: int = 10, num_responses: int = 10) -> list[dict[str, float]]:
+    """Train one seed; return a record a step (the loss, and the mean reward of the samples in use)."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = DEFAULT_PROMPTS
+    model = LectureModel(init_policy([seed]))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    records = []
+    for epoch in range(epochs):
+        with torch.no_grad():
+            probs = rearrange(model(prompts).softmax(dim=-1), "batch pos vocab -> (batch pos) vocab")
+            flat = torch.multinomial(probs, num_responses, replacement=True, generator=generator)
+            responses = rearrange(flat, "(batch pos) trial -> batch trial pos", batch=len(prompts))
+            rewards = lecture_rewards(prompts, responses)
+            deltas = rewards - rewards.mean(dim=-1, keepdim=True)
+        for step in range(inner_steps):
+            log_probs = lecture_log_probs(prompts, responses, model)
+            loss = -einsum(log_probs, deltas, "batch trial pos, batch trial -> batch trial pos").mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            records.append({"epoch": epoch, "step": step, "loss": loss.item(), "reward": rewards.mean().item()})
+    return records
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Return the wall time of one call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Measure, print a few lines, and end with one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=256, help="seeds trained at once")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of each side; the best counts")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads for the many seeds; one seed uses 1")
+    args = parser.parse_args()
+    sides: dict[str, tuple[int, Callable[[], object]]] = {
+        "lecture": (1, lambda: lecture_run(0)),
+        "one": (1, lambda: train(Settings(), seeds=1)),
+        "many": (args.threads, lambda: train(Settings(), seeds=args.seeds)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for repeat in range(args.repeats + 1):  # the first is a warm-up
+        for name, (threads, function) in sides.items():
+            torch.set_num_threads(threads)
+            took = seconds(function)
+            if repeat:
+                times[name].append(took)
+    lecture, one, many = (min(times[name]) for name in sides)
+    print(f"lecture loop, one seed:      {lecture:6.2f} s a run")
+    print(f"toyrl.train, one seed:       {one:6.2f} s a run")
+    print(f"toyrl.train, {args.seeds} seeds:     {many:6.2f} s for all, {args.seeds / many:.0f} runs a second")
+    result = {
+        "seeds": args.seeds,
+        "threads": args.threads,
+        "lecture_seconds": round(lecture, 3),
+        "one_seed_seconds": round(one, 3),
+        "many_seconds": round(many, 3),
+        "runs_per_second_ratio_256": round(args.seeds / many * lecture, 1),
+        "one_seed_ratio": round(lecture / one, 2),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
