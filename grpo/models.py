@@ -19,7 +19,12 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from transformers.utils import logging as transformers_logging
+
 from grpo.tokenization import ensure_pad_token
+
+# A bar for every file that is read or written would hide the project's own.
+transformers_logging.disable_progress_bar()
 
 PACKAGE = Path(__file__).resolve().parent
 HUB_IDS = {"olmo2-1b": "allenai/OLMo-2-0425-1B"}

