@@ -99,7 +99,10 @@ def sample_epoch(
 
 
 def epoch_loss(policy: Policy, epoch: Epoch, settings: Settings) -> tuple[Tensor, Tensor]:
-    """Return the loss to differentiate, a number (the sum over seeds), and each seed's policy loss, (s,), detached."""
+    """Return the loss to differentiate, summed over seeds, and the tokens' policy losses, (s, p, g, t), detached.
+
+    A seed's policy loss is the mean of its tokens' (without the KL penalty and the entropy bonus).
+    """
     token_probs = token_log_probs(policy, settings.prompts, settings.temperature)
     s, p, g, t = epoch.responses.shape
     log_probs = _rows(response_log_probs(token_probs, epoch.responses))
@@ -113,7 +116,7 @@ def epoch_loss(policy: Policy, epoch: Epoch, settings: Settings) -> tuple[Tensor
     weight = weight_at(settings.entropy_weight, epoch.index / settings.epochs)
     if weight:
         total = total - weight * entropy(token_probs).sum() / (p * t)
-    return total, tokens.detach().reshape(g, s, p, t).mean(dim=(0, 2, 3))
+    return total, rearrange(tokens.detach(), "(g s p) t -> s p g t", s=s, p=p)
 
 
 def _rows(values: Tensor) -> Tensor:

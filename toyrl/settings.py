@@ -7,6 +7,7 @@ from torch import Tensor
 
 from grpo.advantages import RewardTransform, max_rewards
 from grpo.losses import KL_ESTIMATORS, ClipRange
+from toyrl.optimizers import OPTIMIZERS
 from toyrl.sorting import DEFAULT_PROMPTS, Reward, get_reward
 
 Delta = Callable[[Tensor], Tensor]
@@ -87,7 +88,7 @@ class Settings:
         get_reward(self.reward)
         _choose("delta", self.delta, DELTAS)
         _choose("loss", self.loss, LOSSES)
-        _choose("optimizer", self.optimizer, ("adam", "sgd"))
+        _choose("optimizer", self.optimizer, OPTIMIZERS)
         _choose("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
         _choose("kl_in", self.kl_in, ("loss", "reward"))
         for name, least in (("epochs", 0), ("inner_steps", 1), ("responses", 1), ("vocab", 1), ("dim", 1)):

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from toyrl import exact
 from toyrl.epochs import Epoch, epoch_loss, sample_epoch
+from toyrl.optimizers import OPTIMIZERS, SGD, Adam
 from toyrl.policy import Policy, entropy, init_policy, seed_generator, token_log_probs
 from toyrl.settings import Settings
 
@@ -78,7 +80,7 @@ def train(
     if policy.num_seeds != len(seeds):
         raise ValueError(f"policy holds {policy.num_seeds} models; expected one a seed, {len(seeds)}")
     policy = policy.trainable()
-    optimizer = make_optimizer(policy, settings)
+    optimizer = OPTIMIZERS[settings.optimizer](policy.parameters(), settings.learning_rate)
     uniforms = _uniforms(seeds, settings)
     reference = policy.frozen()
     before = token_log_probs(policy, settings.prompts).detach()
@@ -97,13 +99,6 @@ def train(
     return Run(settings, seeds, _stack(rows), policy.frozen())
 
 
-def make_optimizer(policy: Policy, settings: Settings) -> torch.optim.Optimizer:
-    """Return the settings' optimizer; both act on each number alone, so stacking seeds changes nothing."""
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(policy.parameters(), lr=settings.learning_rate)
-    return torch.optim.Adam(policy.parameters(), lr=settings.learning_rate, fused=True)
-
-
 def _sample(
     index: int, policy: Policy, log_probs: Tensor, reference: Policy, uniforms: Tensor, settings: Settings
 ) -> Epoch:
@@ -114,16 +109,14 @@ def _sample(
         return sample_epoch(index, log_probs, uniforms, settings, ref)
 
 
-def _learn(policy: Policy, epoch: Epoch, optimizer: torch.optim.Optimizer, settings: Settings) -> Tensor:
+def _learn(policy: Policy, epoch: Epoch, optimizer: Adam | SGD, settings: Settings) -> Tensor:
     """Take the inner steps; return each seed's loss, averaged over them, (s,)."""
-    losses = []
+    steps = []
     for _ in range(settings.inner_steps):
-        total, loss = epoch_loss(policy, epoch, settings)
-        optimizer.zero_grad()
-        total.backward()
-        optimizer.step()
-        losses.append(loss)
-    return torch.stack(losses).mean(dim=0)
+        total, tokens = epoch_loss(policy, epoch, settings)
+        optimizer.step(torch.autograd.grad(total, policy.parameters()))
+        steps.append(tokens)
+    return rearrange(torch.stack(steps), "step s p g t -> s (step p g t)").mean(dim=1)
 
 
 def _uniforms(seeds: list[int], settings: Settings) -> Iterator[Tensor]:

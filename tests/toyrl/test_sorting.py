@@ -71,7 +71,7 @@ def test_from_plain_gives_the_function_and_calls_it_once_an_input():
 def test_get_reward_takes_names_and_callables_and_names_what_it_knows():
     assert sorting.get_reward("sorted_or_not") is sorting.sorted_or_not
     assert sorting.get_reward(max) is max
-    with pytest.raises(ValueError, match="'sortedness' is unknown.*positions_right"):
+    with pytest.raises(ValueError, match=r"'sortedness' is unknown.*positions_right"):
         sorting.get_reward("sortedness")
 
 
