@@ -95,8 +95,8 @@ _CURRENCY = (
 )
 # Groups of three after a first group of one to three; one kind of separator throughout. `0,500` may be meant as a
 # half, so a leading zero makes no group.
-_GROUPED = r"[1-9][0-9]{0,2}(?P<sep>,|[ \u00a0\u2009\u202f])[0-9]{3}(?:(?P=sep)[0-9]{3})*(?![0-9])"
-_INTEGER = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])|[0-9]++)"
+_GROUPED = r"[1-9][0-9]{0,2}(?P<sep>,|[ \u00a0\u2009\u202f])[0-9]{3}(?:(?P=sep)[0-9]{3})*"
+_INTEGER = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]++)"
 _NUMBER = re.compile(
     rf"""
     (?P<sign>{_SIGN}[ ]?)? (?P<currency>{_CURRENCY}[ ]?)? (?P<inner_sign>{_SIGN})?
@@ -120,7 +120,7 @@ _WRAPPER = re.compile(
 )
 _SPACING = re.compile(r"\\(?:[,;:! ]|q?quad\b)")
 _FRACTION = re.compile(
-    r"(?P<before>[0-9]?)\s{0,4}\\[dtc]?frac\s{0,4}"
+    r"(?:(?P<before>[0-9])\s{0,4})?\\[dtc]?frac\s{0,4}"
     r"(?:\{\s{0,4}(?P<top>[0-9]++)\s{0,4}\}\s{0,4}\{\s{0,4}(?P<bottom>[0-9]++)\s{0,4}\}"
     r"|(?P<digit>[0-9])\s{0,4}(?P<digit2>[0-9]))(?![0-9])"
 )
@@ -218,8 +218,6 @@ def _stands_alone(text: str, match: re.Match[str]) -> bool:
         return False
     if match["sign"] or (match["inner_sign"] and not match["currency"]):
         if (match["sign"] or "").endswith(" ") and text[:start].strip(_OPENERS):  # `Total - 18`: a dash or a minus?
-            return False
-        if touching and touching not in _OPENERS + ":":  # `A-18`
             return False
         if before[-1:] in _CLOSES_NUMBER:  # a difference or a sum
             return False
