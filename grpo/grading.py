@@ -208,7 +208,7 @@ def _stands_alone(text: str, match: re.Match[str]) -> bool:
     start, end = match.span()
     touching = text[start - 1 : start]
     if touching and (
-        touching in "0123456789.,/^_'\\" or (touching.isalpha() and unicodedata.category(touching) != "Lo")
+        touching in "0123456789.,/^_\\" or (touching.isalpha() and unicodedata.category(touching) != "Lo")
     ):
         return False
     # Windows, since a text may hold hundreds of numbers and each is looked at with its surroundings.
