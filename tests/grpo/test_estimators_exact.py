@@ -19,7 +19,7 @@ from dummies import DummyModel, DummyTokenizer, flat, relative_error, reward_of_
 from grpo.advantages import ESTIMATORS, max_rewards
 from grpo.train_step import grpo_train_step
 
-EPS = 1e-6
+EPS = 0.01  # not the default, so that it must arrive
 UPPER, LOWER = 0.34, 0.2
 
 # Two prompts, three rollouts each; one response is empty, one holds EOS in the middle and one ends in it.

@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 
 import grpo.train_step
 import grpo.update
+from grpo.tokenization import tokenize_prompt_and_output
 from grpo.train_step import grpo_train_step
+from grpo.update import UpdateSettings, policy_gradient_update
 
 F64 = torch.float64
 
@@ -251,6 +253,24 @@ def test_callables_go_all_the_way():
     )
     plain, _ = gradient_of(baseline="mean", advantage_normalizer="none")
     assert relative_error(halved, plain / 2) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "extra", [{"temperature": 0.5}, {"kl_coef": 0.5}, {"kl_coef": 0.5, "kl_estimator": "k2"}, {"max_grad_norm": 0.01}]
+)
+def test_keyword_settings_reach_the_update(extra):
+    ref = torch.full((4, 5), -1.0, dtype=F64)
+    gradient, _ = gradient_of(ref_log_probs=ref, baseline="none", advantage_normalizer="none", **extra)
+    plain, _ = gradient_of(baseline="none", advantage_normalizer="none")
+    model = DummyModel()
+    rollouts = arguments(model)
+    batch = tokenize_prompt_and_output(rollouts["repeated_prompts"], rollouts["rollout_responses"], DummyTokenizer())
+    rewards = torch.tensor([1, 0, 0.5, 1], dtype=F64)
+    update, _ = sgd_gradient(
+        model, lambda o: policy_gradient_update(model, o, batch, rewards, UpdateSettings(**extra), None, ref)
+    )
+    assert relative_error(gradient, update) < 1e-12
+    assert relative_error(gradient, plain) > 1e-2
 
 
 def test_positional_arguments_are_in_the_order_of_the_specification():
