@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from transformers.utils import logging as transformers_logging
 
 from grpo.tokenization import ensure_pad_token

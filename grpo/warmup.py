@@ -84,7 +84,7 @@ class WarmupSettings:
     mixed_lr: float = 1e-3
     """Peak learning rate of that stage, with the same shape."""
     eval_problems: int = 256
-    """Validation problems for each figure that is reported."""
+    """Validation problems for each figure that is reported; 0: measure nothing."""
     threads: int = 1
     """CPU threads for torch. Two are a third faster on idle cores, and several times slower where another process
     wants one of them. The order of sums, and so the result, depends on it a little."""
@@ -297,14 +297,14 @@ def measure(
 
 def _check(settings: WarmupSettings) -> None:
     """Raise ValueError for a setting out of range, or an `out` that replacing would destroy something else."""
-    for name in ("problems", "batch_size", "eval_problems", "threads"):
+    for name in ("problems", "batch_size", "threads"):
         value = getattr(settings, name)
         if value < 1:
             raise ValueError(f"{name}={value!r} must be at least 1")
-    for name in ("clean_steps", "mixed_steps"):
+    for name in ("clean_steps", "mixed_steps", "eval_problems"):
         value = getattr(settings, name)
         if value < 0:
-            raise ValueError(f"{name}={value!r} must be 0 (skip the stage) or more")
+            raise ValueError(f"{name}={value!r} must be 0 (none) or more")
     for name in ("clean_lr", "mixed_lr"):
         value = getattr(settings, name)
         if not (math.isfinite(value) and value > 0):
@@ -389,8 +389,8 @@ def _make(settings: WarmupSettings) -> Path:
         "settings": {key: value for key, value in asdict(settings).items() if key != "out"},
         "styles": STYLES,
         "mixtures": MIXTURES,
-        "last_loss": losses,
-        "validation": _measure_all(partial, prompts, settings.eval_problems),
+        "last_loss": {name: round(loss, 4) for name, loss in losses.items()},
+        "validation": _measure_all(partial, prompts, settings.eval_problems) if settings.eval_problems else {},
         "seconds": round(time.monotonic() - started),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }

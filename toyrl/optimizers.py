@@ -39,6 +39,7 @@ class Adam:
         self.parameters, self.learning_rate, self.betas, self.eps = parameters, learning_rate, betas, eps
         self.means = [torch.zeros_like(parameter) for parameter in parameters]
         self.squares = [torch.zeros_like(parameter) for parameter in parameters]
+        self.scratch = [torch.empty_like(parameter) for parameter in parameters]
         self.steps = 0
 
     @torch.no_grad()
@@ -48,10 +49,12 @@ class Adam:
         beta1, beta2 = self.betas
         root = sqrt(1 - beta2**self.steps)
         scale = self.learning_rate * root / (1 - beta1**self.steps)
-        for parameter, gradient, mean, square in zip(self.parameters, gradients, self.means, self.squares, strict=True):
+        state = zip(self.parameters, gradients, self.means, self.squares, self.scratch, strict=True)
+        for parameter, gradient, mean, square, scratch in state:
             mean.lerp_(gradient, 1 - beta1)
             square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            parameter.addcdiv_(mean, square.sqrt().add_(self.eps * root), value=-scale)
+            torch.sqrt(square, out=scratch).add_(self.eps * root)
+            parameter.addcdiv_(mean, scratch, value=-scale)
 
 
 OPTIMIZERS = {"adam": Adam, "sgd": SGD}

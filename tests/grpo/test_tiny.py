@@ -127,7 +127,7 @@ def test_building_a_tokenizer_is_deterministic_and_ignores_tags_in_its_texts():
     texts = ["Tom has 3 pens. <think> 3+4 </think>", "Tom has pens."] * 3
     first, second = build_tokenizer(texts), build_tokenizer(texts)
     assert first.backend_tokenizer.to_str() == second.backend_tokenizer.to_str()
-    assert len(first.encode(" Tom has pens")) == 3
+    assert len(first.encode("Tom has pens")) == 3
     assert [len(first.encode(tag)) for tag in TAGS] == [1, 1, 1, 1]
     assert not [token for token in first.get_vocab() if "hink" in token and token not in TAGS]
 

@@ -140,22 +140,22 @@ def test_learning_rate_rises_to_the_peak_and_falls():
 def test_training_learns_one_problem_by_heart():
     model = build_model(TOKENIZER, hidden_size=64, num_layers=1, num_heads=2, intermediate_size=64)
     corpus = Corpus([PROBLEM], PROMPTS, TOKENIZER, seed=0)
-    loss = train_stage(model, corpus, right_response, steps=30, peak_lr=1e-2, batch_size=4, name="test")
-    assert loss < 0.1  # from ln(512) = 6.2
-    scores = measure(model, TOKENIZER, PROMPTS["tiny_r1_zero"], [PROBLEM] * 3, temperature=0)
+    loss = train_stage(model, corpus, right_response, steps=60, peak_lr=1e-2, batch_size=4, name="test")
+    assert loss < 0.3  # from ln(512) = 6.2
+    scores = measure(model, TOKENIZER, PROMPTS["tiny_r1_zero"], [PROBLEM] * 2, temperature=0)
     assert scores["accuracy"] == scores["format"] == 1
-    # " 12+2=14, 14-4=10 </think> <answer> 10 </answer>" and EOS, counted by hand: " ", 7 and ",", " ", 7,
-    # then " </think> <answer> 10 </answer>" is " ", tag, " ", tag, " ", 1, 0, " ", tag.
-    assert scores["tokens"] == 1 + 7 + 1 + 1 + 7 + 9 + 1
+    # " 12+2=14, 14-4=10 </think> <answer> 10 </answer>", counted by hand: " ", 7 and ",", " ", 7,
+    # then " </think> <answer> 10 </answer>" is " ", tag, " ", tag, " ", 1, 0, " ", tag. The stop string ends it.
+    assert scores["tokens"] == 1 + 7 + 1 + 1 + 7 + 9
 
 
 def short(out: Path, **changes) -> WarmupSettings:
-    fields = {"problems": 50, "batch_size": 4, "clean_steps": 2, "mixed_steps": 2, "eval_problems": 4}
+    fields = {"problems": 50, "batch_size": 4, "clean_steps": 2, "mixed_steps": 2, "eval_problems": 0}
     return WarmupSettings(out=out, **{**fields, **changes})
 
 
 def test_warmup_writes_a_whole_folder_the_same_each_time(tmp_path):
-    first = warmup(short(tmp_path / "one"))
+    first = warmup(short(tmp_path / "one", eval_problems=2))
     second = warmup(short(tmp_path / "two"))
     assert first == tmp_path / "one"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]  # nothing left beside them
@@ -164,6 +164,7 @@ def test_warmup_writes_a_whole_folder_the_same_each_time(tmp_path):
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
     report = json.loads((first / "warmup.json").read_text())
     assert report["settings"]["clean_steps"] == 2
+    assert json.loads((second / "warmup.json").read_text())["validation"] == {}
     assert "out" not in report["settings"]
     assert set(report["validation"]) == {f"{style} {how}" for style in STYLES for how in ("greedy", "sampled")}
     assert AutoModelForCausalLM.from_pretrained(first).dtype == torch.bfloat16
@@ -193,9 +194,9 @@ def test_an_earlier_warmup_is_replaced_and_anything_else_is_not(tmp_path):
     [
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"problems": -1}, "problems=-1 must be at least 1"),
-        ({"eval_problems": 0}, "eval_problems=0 must be at least 1"),
+        ({"eval_problems": -1}, "eval_problems=-1 must be 0 (none) or more"),
         ({"threads": 0}, "threads=0 must be at least 1"),
-        ({"clean_steps": -1}, "clean_steps=-1 must be 0"),
+        ({"clean_steps": -1}, "clean_steps=-1 must be 0 (none) or more"),
         ({"mixed_lr": 0.0}, "mixed_lr=0.0 must be a positive number"),
         ({"clean_lr": float("nan")}, "clean_lr=nan must be a positive number"),
     ],
