@@ -95,6 +95,7 @@ def sample_epoch(
         deltas = rearrange(by_position, "s p t g -> s p g t")
     else:
         deltas = compute_deltas(paid, settings.delta)
+    deltas = deltas.movedim(2, 0).contiguous().movedim(0, 2)  # samples first in memory, like the responses
     return Epoch(index, responses, rewards, deltas, old, ref)
 
 
@@ -121,8 +122,7 @@ def epoch_loss(policy: Policy, epoch: Epoch, settings: Settings) -> tuple[Tensor
 
 def _rows(values: Tensor) -> Tensor:
     """Fold (s, p, g, t), or (s, p, g), into the core's rows, (g s p, t) or (g s p, 1)."""
-    values = values if values.ndim == 4 else values.unsqueeze(-1)
-    return rearrange(values, "s p g t -> (g s p) t")
+    return values.movedim(2, 0).reshape(-1, values.shape[3] if values.ndim == 4 else 1)
 
 
 def weight_at(weight: Weight, done: float) -> float:

@@ -103,7 +103,7 @@ def init_policy(
 
 def encode_prompts(policy: Policy, prompts: Tensor) -> Tensor:
     """Turn prompts (p, t) into one vector each, (s, p, d)."""
-    embedded = policy.embedding[:, prompts]
+    embedded = policy.embedding.index_select(1, prompts.flatten()).unflatten(1, prompts.shape)
     return einsum(embedded, policy.encode, "s p t d_in, s t d_in d -> s p d")
 
 
@@ -136,8 +136,7 @@ def response_log_probs(log_probs: Tensor, responses: Tensor) -> Tensor:
     log_probs: (s, p, t, v) from `token_log_probs`. responses: (s, p, g, t). Returns (s, p, g, t), in nats; its sum over
     the last axis is log pi(y | x), because positions are independent.
     """
-    picked = log_probs.movedim(-1, 0).gather(0, rearrange(responses, "s p g t -> g s p t"))
-    return rearrange(picked, "g s p t -> s p g t")
+    return log_probs.movedim(-1, 0).gather(0, responses.movedim(2, 0)).movedim(0, 2)
 
 
 def sample_responses(log_probs: Tensor, uniforms: Tensor) -> Tensor:
