@@ -5,15 +5,15 @@
     run.final("p_sorted"), run.solved()
 
 `sorting` is the task and its rewards, `policy` the model, `settings` what a run is, `epochs` one epoch of it, `training`
-the loop, `exact` and `estimators` the truth to compare with, `bandits` the smallest examples, `intervals` and `plots` how
-to look at many seeds. Advantages, losses and KL estimators are those of `grpo`.
+the loop, `exact` and `estimators` the truth to compare with, `bandits` the smallest examples, `labs` what sliders compute,
+`intervals` and `plots` how to look at many seeds. Advantages, losses and KL estimators are those of `grpo`.
 """
 
-from toyrl import bandits, estimators, exact, intervals, policy, sorting
+from toyrl import bandits, estimators, exact, intervals, labs, policy, sorting
 from toyrl.epochs import Epoch, compute_deltas
 from toyrl.intervals import describe, mean_interval
 from toyrl.policy import Policy, init_policy, token_log_probs
-from toyrl.settings import DELTAS, LOSSES, Settings
+from toyrl.settings import DELTAS, LOSSES, RECIPE, Settings, linear_to_zero
 from toyrl.sorting import DEFAULT_PROMPTS, REWARDS
 from toyrl.training import Run, train
 
@@ -21,6 +21,7 @@ __all__ = [
     "DEFAULT_PROMPTS",
     "DELTAS",
     "LOSSES",
+    "RECIPE",
     "REWARDS",
     "Epoch",
     "Policy",
@@ -33,6 +34,8 @@ __all__ = [
     "exact",
     "init_policy",
     "intervals",
+    "labs",
+    "linear_to_zero",
     "mean_interval",
     "policy",
     "sorting",

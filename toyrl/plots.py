@@ -136,7 +136,7 @@ def variance_against_p(ax: Axes) -> Axes:
     for k, (label, baseline) in enumerate(choices.items()):
         ax.plot(p, bernoulli_variance(p, baseline), color=COLOURS[k], linestyle=LINES[k], linewidth=2, label=label)
     ax.axvline(2 / 3, color="grey", linewidth=1, linestyle=":")
-    ax.annotate("p = 2/3", (2 / 3, ax.get_ylim()[1] * 0.9), color="dimgrey", textcoords="offset points", xytext=(4, 0))
+    ax.annotate("p = 2/3", (2 / 3, ax.get_ylim()[1] * 0.66), color="dimgrey", textcoords="offset points", xytext=(4, 0))
     return _finish(ax, "probability p of the rewarded action", "variance of one estimate", legend=True)
 
 

@@ -109,6 +109,20 @@ class Settings:
         return self.prompts.shape[1]
 
 
+def linear_to_zero(start: float) -> Callable[[float], float]:
+    """Return a weight that falls from `start` to 0 in a straight line over the run."""
+    return lambda done: start * (1 - done)
+
+
 def _choose(argument: str, value: object, known: Collection[str]) -> None:
     if isinstance(value, str) and value not in known:
         raise ValueError(f"{argument}={value!r} is unknown: use one of {', '.join(known)}")
+
+
+RECIPE = Settings(scale=0.2, responses=50, entropy_weight=linear_to_zero(0.3))
+"""Settings under which practically every seed sorts, with each of the three rewards, in the lecture's number of steps.
+
+The small scale starts the policy near uniform, so that no response is ruled out; 50 responses make the sparse reward
+(1 in 125) likely to be seen; the entropy bonus keeps the policy moving on the plateaus of `inclusion_and_order`, where no
+single change of a token earns more, and must fade, or the policy stays undecided.
+"""
