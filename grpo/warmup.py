@@ -373,7 +373,7 @@ def _make(settings: WarmupSettings) -> Path:
     started = time.monotonic()
     prompts = {style: load_prompt(style) for style in STYLES}
     problems = word_problems(settings.problems, seed=settings.seed)
-    texts = word_problems(_TOKENIZER_PROBLEMS, seed=settings.seed, levels=sorted(LEVEL_LIMITS))
+    texts = word_problems(min(_TOKENIZER_PROBLEMS, settings.problems), seed=settings.seed, levels=sorted(LEVEL_LIMITS))
     tokenizer = build_tokenizer(tokenizer_texts(texts, prompts, settings.seed))
     model = build_model(tokenizer, seed=settings.seed)
     corpus = Corpus(problems, prompts, tokenizer, settings.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, Olmo2ForCausalLM, PreTrainedTokenizerFast
 
+import grpo.tiny
 from grpo.prompts import load_prompt
 from grpo.tiny import CONTEXT, TAGS, VOCAB_SIZE, build_model, build_tokenizer
 from grpo.word_problems import word_problems
@@ -159,3 +161,7 @@ def test_build_model_is_seeded_and_leaves_the_global_generator():
 def test_build_model_refuses_heads_that_do_not_divide():
     with pytest.raises(ValueError, match="hidden_size=100 must be a multiple of num_heads=3"):
         build_model(small_tokenizer(), hidden_size=100, num_heads=3)
+
+
+def test_the_documentation_shows_what_happens():
+    assert doctest.testmod(grpo.tiny).failed == 0
