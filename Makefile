@@ -16,7 +16,8 @@ demo: $(VENV)/core.stamp
 	$(BIN)/grpo demo $(ARGS)
 
 test: $(VENV)/dev.stamp
-	$(BIN)/pytest --cov=grpo --cov-report=term:skip-covered --cov-fail-under=90 $(ARGS)
+	$(BIN)/pytest --cov=grpo --cov-report=term:skip-covered --cov-fail-under=90 \
+	  --nbval --nbval-sanitize-with tests/notebooks/sanitize.cfg $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
