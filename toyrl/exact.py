@@ -34,11 +34,20 @@ def reward_table(reward: str | Reward, prompts: Tensor, vocab: int) -> Tensor:
     return torch.stack([_outcome(function(prompt, responses), responses) for prompt in prompts])
 
 
-def all_response_log_probs(log_probs: Tensor) -> Tensor:
-    """Return log pi(y | x) of every response, from token log-probs (..., t, v): (..., y), by enumeration."""
+def all_token_log_probs(log_probs: Tensor) -> Tensor:
+    """Return the log-prob of each token of every response, from (..., t, v): (..., y, t), by enumeration.
+
+    For n = 3 these are the 125 rows that the core's losses and KL estimators take; weighted with the responses'
+    probabilities, what they return is an expectation.
+    """
     n, vocab = log_probs.shape[-2:]
     responses = all_responses(n, vocab)
-    return torch.stack([log_probs[..., t, :][..., responses[:, t]] for t in range(n)]).sum(dim=0)
+    return torch.stack([log_probs[..., t, :][..., responses[:, t]] for t in range(n)], dim=-1)
+
+
+def all_response_log_probs(log_probs: Tensor) -> Tensor:
+    """Return log pi(y | x) of every response, from token log-probs (..., t, v): (..., y), by enumeration."""
+    return all_token_log_probs(log_probs).sum(dim=-1)
 
 
 def expected_reward(log_probs: Tensor, prompts: Tensor, reward: str | Reward) -> Tensor:

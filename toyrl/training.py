@@ -70,7 +70,8 @@ def train(
     on_epoch: called with the samples of each epoch and the policy that drew them, before it learns from them.
 
     Columns of the curves. Exact, of the policy: `p_sorted` (probability of the sorted response, mean over prompts),
-    `p_sorted_min` (of the worst prompt), `expected_reward`, `entropy` (nats a response). Of its samples: `reward` (mean),
+    `p_sorted_min` (of the worst prompt), `expected_reward`, `entropy` (nats a response), `kl_start` (KL(policy || policy at
+    the start), nats a response). Of its samples: `reward` (mean),
     `no_signal` (share of groups whose deltas are all 0), `loss` (mean over inner steps), `kl_drift` (exact
     KL(policy after the inner steps || policy that sampled), nats a response). Means are over prompts.
     """
@@ -84,7 +85,8 @@ def train(
     uniforms = _uniforms(seeds, settings)
     reference = policy.frozen()
     before = token_log_probs(policy, settings.prompts).detach()
-    rows = [_exact_columns(policy, before, settings, held_out)]
+    start = before
+    rows = [_exact_columns(policy, before, start, settings, held_out)]
     for index in range(settings.epochs):
         if settings.kl_weight and settings.reference_every and index % settings.reference_every == 0:
             reference = policy.frozen()
@@ -94,7 +96,7 @@ def train(
         loss = _learn(policy, epoch, optimizer, settings)
         after = token_log_probs(policy, settings.prompts).detach()
         rows[-1] |= _sample_columns(epoch) | {"loss": loss, "kl_drift": exact.kl(after, before).mean(dim=1)}
-        rows.append(_exact_columns(policy, after, settings, held_out))
+        rows.append(_exact_columns(policy, after, start, settings, held_out))
         before = after
     return Run(settings, seeds, _stack(rows), policy.frozen())
 
@@ -128,7 +130,9 @@ def _uniforms(seeds: list[int], settings: Settings) -> Iterator[Tensor]:
         yield from drawn.unbind(dim=1)
 
 
-def _exact_columns(policy: Policy, log_probs: Tensor, settings: Settings, held_out: Tensor | None) -> dict[str, Tensor]:
+def _exact_columns(
+    policy: Policy, log_probs: Tensor, start: Tensor, settings: Settings, held_out: Tensor | None
+) -> dict[str, Tensor]:
     with torch.no_grad():
         p_sorted = exact.sorted_probability(log_probs, settings.prompts)
         columns = {
@@ -136,6 +140,7 @@ def _exact_columns(policy: Policy, log_probs: Tensor, settings: Settings, held_o
             "p_sorted_min": p_sorted.amin(dim=1),
             "expected_reward": exact.expected_reward(log_probs, settings.prompts, settings.reward).mean(dim=1),
             "entropy": entropy(log_probs).mean(dim=1),
+            "kl_start": exact.kl(log_probs, start).mean(dim=1),
         }
         if held_out is not None:
             unseen = token_log_probs(policy, held_out)

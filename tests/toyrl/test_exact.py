@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from grpo.losses import compute_kl
 from toyrl import exact, sorting
 from toyrl.policy import Policy, init_policy, token_log_probs
 from toyrl.sorting import DEFAULT_PROMPTS, REWARDS
@@ -112,6 +113,26 @@ def test_kl_equals_the_enumerated_sum_and_vanishes_on_itself():
     torch.testing.assert_close(exact.kl(a, b), (log_a.exp() * (log_a - log_b)).sum(dim=-1))
     assert exact.kl(a, a).abs().max().item() == 0
     assert exact.kl(a, b).min().item() > 0
+
+
+@pytest.mark.parametrize(("estimator", "unbiased"), [("k1", True), ("k2", False), ("k3", True)])
+def test_the_cores_kl_estimators_as_values(estimator, unbiased):
+    policy, reference = random_log_probs(3, 5), random_log_probs(3, 5, seed=1)
+    tokens, ref = exact.all_token_log_probs(policy), exact.all_token_log_probs(reference)
+    assert tokens.shape == (125, 3)
+    expectation = (tokens.sum(dim=1).exp().unsqueeze(1) * compute_kl(tokens, ref, estimator)).sum()
+    assert (abs(expectation - exact.kl(policy, reference)).item() < 1e-12) == unbiased
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_cores_kl_estimators_as_losses(estimator):
+    logits, reference = random_log_probs(3, 5).requires_grad_(), random_log_probs(3, 5, seed=1)
+    policy = logits.log_softmax(dim=-1)
+    tokens, ref = exact.all_token_log_probs(policy), exact.all_token_log_probs(reference)
+    weight = tokens.detach().sum(dim=1).exp().unsqueeze(1)  # the samples are fixed
+    (gradient,) = torch.autograd.grad((weight * compute_kl(tokens, ref, estimator)).sum(), logits, retain_graph=True)
+    target = {"k1": 0 * policy.sum(), "k2": exact.kl(policy, reference), "k3": exact.kl(reference, policy)}[estimator]
+    torch.testing.assert_close(gradient, torch.autograd.grad(target, logits)[0], atol=1e-12, rtol=1e-9)
 
 
 def test_loopholes_of_the_storyboard():
