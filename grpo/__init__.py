@@ -8,8 +8,6 @@ Names are imported from their modules on first use: the sorting half of the cour
 from importlib import import_module
 from typing import Any
 
-from grpo.word_problems import word_problems as word_problems
-
 _NAMES = {
     "advantages": ("ESTIMATORS", "compute_group_normalized_rewards", "max_rewards"),
     "config": ("PRESETS", "TrainSettings", "preset"),
@@ -26,10 +24,11 @@ _NAMES = {
     "train_step": ("grpo_train_step",),
     "trainer": ("RunResult", "train"),
     "update": ("UpdateSettings", "policy_gradient_update"),
+    "words": ("word_problems",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = sorted([*_MODULE_OF, "word_problems"])
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

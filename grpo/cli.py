@@ -33,7 +33,7 @@ from grpo.rollouts import HFEngine, Sampling
 from grpo.runs import to_line
 from grpo.trainer import TrainingStopped, train
 from grpo.warmup import WarmupSettings, warmup
-from grpo.word_problems import word_problems
+from grpo.words import word_problems
 
 
 @dataclass(frozen=True)

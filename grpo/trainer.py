@@ -43,7 +43,7 @@ from grpo.runs import RunDir
 from grpo.tokenization import encode, tokenize_prompt_and_output
 from grpo.train_step import summarize_rollouts
 from grpo.update import policy_gradient_update
-from grpo.word_problems import word_problems
+from grpo.words import word_problems
 
 BAD_UPDATES_TO_STOP = 3
 VALIDATION_SEED = 1_000_000_007  # far from every step's

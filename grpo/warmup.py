@@ -42,7 +42,7 @@ from grpo.models import load_model
 from grpo.prompts import Prompt, load_prompt
 from grpo.rollouts import HFEngine, Sampling
 from grpo.tiny import build_model, build_tokenizer
-from grpo.word_problems import LEVEL_LIMITS, word_problems
+from grpo.words import LEVEL_LIMITS, word_problems
 
 # Prompt name -> share of the rows of a batch. The worked examples make a row three times as long.
 STYLES = {"tiny_r1_zero": 0.70, "tiny_question_only": 0.20, "tiny_r1_zero_three_shot": 0.10}

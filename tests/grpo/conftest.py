@@ -7,7 +7,7 @@ import torch
 
 from grpo.models import save_model
 from grpo.tiny import build_model, build_tokenizer
-from grpo.word_problems import word_problems
+from grpo.words import word_problems
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from grpo.rollouts import Completion, HFEngine, Sampling
 from grpo.rollouts.hf import filter_top_p, sample_tokens
 from grpo.tiny import build_tokenizer
 from grpo.tokenization import tokenize_prompt_and_output
-from grpo.word_problems import word_problems
+from grpo.words import word_problems
 
 PROMPTS = ["Tom has 3 pens.", "Ann has 12 eggs and gets 4 more. How many eggs?", "Q"]
 

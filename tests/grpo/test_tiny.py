@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Olmo2ForCausalLM, 
 import grpo.tiny
 from grpo.prompts import load_prompt
 from grpo.tiny import CONTEXT, TAGS, VOCAB_SIZE, build_model, build_tokenizer
-from grpo.word_problems import word_problems
+from grpo.words import word_problems
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "tiny"
 STYLES = ("tiny_question_only", "tiny_r1_zero", "tiny_r1_zero_three_shot")

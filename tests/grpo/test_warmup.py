@@ -31,7 +31,7 @@ from grpo.warmup import (
     warmup,
     worked_steps,
 )
-from grpo.word_problems import word_problems
+from grpo.words import word_problems
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "tiny"
 TOKENIZER = AutoTokenizer.from_pretrained(FOLDER)

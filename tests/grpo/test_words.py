@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-import grpo.word_problems
+import grpo.words
 from grpo.data import Problem, parse_ground_truth
-from grpo.word_problems import (
+from grpo.words import (
     LEVEL_LIMITS,
     STORIES,
     _calculate,
@@ -147,7 +147,7 @@ def test_hand_computed_problems_in_full():
 
 
 def test_the_documentation_shows_what_happens():
-    assert doctest.testmod(grpo.word_problems).failed == 0
+    assert doctest.testmod(grpo.words).failed == 0
 
 
 def test_stories_are_varied_and_distinct():
