@@ -114,7 +114,7 @@ def epoch_loss(policy: Policy, epoch: Epoch, settings: Settings) -> tuple[Tensor
     if settings.kl_weight and settings.kl_in == "loss" and epoch.ref_log_probs is not None:
         penalty = compute_kl(log_probs, _rows(epoch.ref_log_probs), settings.kl_estimator)
         total = total + settings.kl_weight * aggregate_loss_across_microbatch(penalty, mask, "constant", p * g * t)
-    weight = weight_at(settings.entropy_weight, epoch.index / settings.epochs)
+    weight = weight_at(settings.entropy_weight, epoch.index / max(settings.epochs, 1))
     if weight:
         total = total - weight * entropy(token_probs).sum() / (p * t)
     return total, rearrange(tokens.detach(), "(g s p) t -> s p g t", s=s, p=p)

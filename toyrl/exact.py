@@ -50,16 +50,16 @@ def all_response_log_probs(log_probs: Tensor) -> Tensor:
     return all_token_log_probs(log_probs).sum(dim=-1)
 
 
-def expected_reward(log_probs: Tensor, prompts: Tensor, reward: str | Reward) -> Tensor:
+def expected_reward(log_probs: Tensor, prompts: Tensor, reward: str | Reward | Tensor) -> Tensor:
     """Return E[r | x], exact and differentiable: token log-probs (s, p, t, v), prompts (p, t) -> (s, p).
 
-    The three rewards given by name factorise, at any size; a callable is enumerated. Maximise its mean over prompts and
-    you have done reinforcement learning without sampling.
+    The three rewards given by name factorise, at any size; a callable, or its `reward_table` (p, y), is enumerated.
+    Maximise its mean over prompts and you have done reinforcement learning without sampling.
     """
     if isinstance(reward, str) and reward in _FACTORISED:
         return _FACTORISED[reward](log_probs, prompts)
-    table = reward_table(reward, prompts, log_probs.shape[-1]).to(log_probs.dtype)
-    return einsum(all_response_log_probs(log_probs).exp(), table, "s p y, p y -> s p")
+    table = reward if isinstance(reward, Tensor) else reward_table(reward, prompts, log_probs.shape[-1])
+    return einsum(all_response_log_probs(log_probs).exp(), table.to(log_probs.dtype), "s p y, p y -> s p")
 
 
 def sorted_probability(log_probs: Tensor, prompts: Tensor) -> Tensor:

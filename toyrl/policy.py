@@ -147,7 +147,8 @@ def sample_responses(log_probs: Tensor, uniforms: Tensor) -> Tensor:
     """
     cumulative = log_probs.detach().exp().cumsum(dim=-1).contiguous()
     # Rounding can leave the last sum below 1; the last entry then takes what lies above it.
-    found = torch.searchsorted(cumulative, rearrange(uniforms, "s p g t -> s p t g").contiguous(), right=True)
+    points = rearrange(uniforms.to(cumulative.dtype), "s p g t -> s p t g").contiguous()
+    found = torch.searchsorted(cumulative, points, right=True)
     found = rearrange(found.clamp(max=log_probs.shape[-1] - 1), "s p t g -> g s p t").contiguous()
     return rearrange(found, "g s p t -> s p g t")  # in memory the samples lead, as the loss's rows do: no copy a step
 

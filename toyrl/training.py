@@ -23,6 +23,9 @@ from toyrl.optimizers import OPTIMIZERS, SGD, Adam
 from toyrl.policy import Policy, entropy, init_policy, seed_generator, token_log_probs
 from toyrl.settings import Settings
 
+MAX_MEASURED = 10_000
+"""The largest vocab^n at which the exact expectation of a reward callable, which is enumerated, is recorded every epoch."""
+
 EPOCHS_PER_DRAW = 64
 """Uniform numbers are drawn for so many epochs at a time: few calls, little memory."""
 
@@ -69,11 +72,11 @@ def train(
     held_out: prompts (p', t) that are measured, never trained on: columns `held_out_p_sorted` and `held_out_reward`.
     on_epoch: called with the samples of each epoch and the policy that drew them, before it learns from them.
 
-    Columns of the curves. Exact, of the policy: `p_sorted` (probability of the sorted response, mean over prompts),
-    `p_sorted_min` (of the worst prompt), `expected_reward`, `entropy` (nats a response), `kl_start` (KL(policy || policy at
-    the start), nats a response). Of its samples: `reward` (mean),
-    `no_signal` (share of groups whose deltas are all 0), `loss` (mean over inner steps), `kl_drift` (exact
-    KL(policy after the inner steps || policy that sampled), nats a response). Means are over prompts.
+    Columns of the curves, means over prompts. Exact, of the policy: `p_sorted` (probability of the sorted response),
+    `p_sorted_min` (of the worst prompt), `expected_reward` (NaN for a callable with more than MAX_MEASURED responses),
+    `entropy` (nats a response), `kl_start` (KL(policy || policy at the start), nats a response). Of its samples: `reward`,
+    `no_signal` (share of groups whose deltas are all 0), `loss` (mean over inner steps), `kl_drift` (exact KL(policy after
+    the inner steps || policy that sampled), nats a response).
     """
     seeds = list(range(seeds) if isinstance(seeds, int) else seeds)
     if policy is None:
@@ -85,8 +88,8 @@ def train(
     uniforms = _uniforms(seeds, settings)
     reference = policy.frozen()
     before = token_log_probs(policy, settings.prompts).detach()
-    start = before
-    rows = [_exact_columns(policy, before, start, settings, held_out)]
+    measure = _measure(before, settings, held_out)
+    rows = [measure(policy, before)]
     for index in range(settings.epochs):
         if settings.kl_weight and settings.reference_every and index % settings.reference_every == 0:
             reference = policy.frozen()
@@ -96,7 +99,7 @@ def train(
         loss = _learn(policy, epoch, optimizer, settings)
         after = token_log_probs(policy, settings.prompts).detach()
         rows[-1] |= _sample_columns(epoch) | {"loss": loss, "kl_drift": exact.kl(after, before).mean(dim=1)}
-        rows.append(_exact_columns(policy, after, start, settings, held_out))
+        rows.append(measure(policy, after))
         before = after
     return Run(settings, seeds, _stack(rows), policy.frozen())
 
@@ -130,23 +133,42 @@ def _uniforms(seeds: list[int], settings: Settings) -> Iterator[Tensor]:
         yield from drawn.unbind(dim=1)
 
 
-def _exact_columns(
-    policy: Policy, log_probs: Tensor, start: Tensor, settings: Settings, held_out: Tensor | None
-) -> dict[str, Tensor]:
-    with torch.no_grad():
+def _measure(
+    start: Tensor, settings: Settings, held_out: Tensor | None
+) -> Callable[[Policy, Tensor], dict[str, Tensor]]:
+    """Return the function that fills a row's exact columns, given the policy and its token log-probs (s, p, t, v)."""
+
+    def measurable(prompts: Tensor) -> str | Tensor | None:
+        if isinstance(settings.reward, str):
+            return settings.reward
+        small = settings.vocab**settings.n <= MAX_MEASURED
+        return exact.reward_table(settings.reward, prompts, settings.vocab) if small else None
+
+    def expectation(log_probs: Tensor, prompts: Tensor, reward: str | Tensor | None) -> Tensor:
+        if reward is None:
+            return torch.full_like(log_probs[:, 0, 0, 0], torch.nan)
+        return exact.expected_reward(log_probs, prompts, reward).mean(dim=1)
+
+    reward = measurable(settings.prompts)
+    unseen_reward = None if held_out is None else measurable(held_out)
+
+    @torch.no_grad()
+    def measure(policy: Policy, log_probs: Tensor) -> dict[str, Tensor]:
         p_sorted = exact.sorted_probability(log_probs, settings.prompts)
         columns = {
             "p_sorted": p_sorted.mean(dim=1),
             "p_sorted_min": p_sorted.amin(dim=1),
-            "expected_reward": exact.expected_reward(log_probs, settings.prompts, settings.reward).mean(dim=1),
+            "expected_reward": expectation(log_probs, settings.prompts, reward),
             "entropy": entropy(log_probs).mean(dim=1),
             "kl_start": exact.kl(log_probs, start).mean(dim=1),
         }
         if held_out is not None:
             unseen = token_log_probs(policy, held_out)
             columns["held_out_p_sorted"] = exact.sorted_probability(unseen, held_out).mean(dim=1)
-            columns["held_out_reward"] = exact.expected_reward(unseen, held_out, settings.reward).mean(dim=1)
-    return columns
+            columns["held_out_reward"] = expectation(unseen, held_out, unseen_reward)
+        return columns
+
+    return measure
 
 
 def _sample_columns(epoch: Epoch) -> dict[str, Tensor]:

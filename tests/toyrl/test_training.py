@@ -8,7 +8,7 @@ from toyrl import exact
 from toyrl.epochs import compute_deltas, epoch_loss, sample_epoch, token_loss
 from toyrl.policy import Policy, draw_uniforms, init_policy, token_log_probs
 from toyrl.settings import RECIPE, Settings
-from toyrl.sorting import DEFAULT_PROMPTS, positions_right_process, split_prompts
+from toyrl.sorting import DEFAULT_PROMPTS, positions_right, positions_right_process, split_prompts
 from toyrl.training import train
 
 SHORT = Settings(epochs=6, inner_steps=3, scale=0.3)
@@ -252,6 +252,18 @@ def test_six_positions_ten_symbols_run():
     prompts, held_out = split_prompts(4, 3, n=6, vocab=10)
     run = train(Settings(prompts=prompts, vocab=10, epochs=2), seeds=3, held_out=held_out)
     assert run.curves["held_out_p_sorted"].shape == (3, 3)
+
+
+def test_a_reward_callable_is_measured_exactly_where_it_can_be_enumerated():
+    named = train(SHORT, seeds=2, held_out=torch.tensor([[4, 0, 1]]))
+    called = train(replace(SHORT, reward=positions_right), seeds=2, held_out=torch.tensor([[4, 0, 1]]))
+    for name, values in named.curves.items():
+        torch.testing.assert_close(called.curves[name], values, equal_nan=True)
+    prompts, held_out = split_prompts(2, 1, n=6, vocab=10)
+    large = train(Settings(reward=positions_right, prompts=prompts, vocab=10, epochs=1), seeds=2, held_out=held_out)
+    assert large.curves["expected_reward"].isnan().all()
+    assert large.curves["held_out_reward"].isnan().all()
+    assert not large.final("held_out_p_sorted").isnan().any()
 
 
 @pytest.mark.parametrize(
