@@ -39,22 +39,21 @@ class Adam:
         self.parameters, self.learning_rate, self.betas, self.eps = parameters, learning_rate, betas, eps
         self.means = [torch.zeros_like(parameter) for parameter in parameters]
         self.squares = [torch.zeros_like(parameter) for parameter in parameters]
-        self.scratch = [torch.empty_like(parameter) for parameter in parameters]
         self.steps = 0
 
     @torch.no_grad()
     def step(self, gradients: tuple[Tensor, ...]) -> None:
-        """Move the parameters in place, one gradient a parameter."""
+        """Move the parameters in place, one gradient a parameter; the gradients' memory is used up."""
         self.steps += 1
         beta1, beta2 = self.betas
         root = sqrt(1 - beta2**self.steps)
         scale = self.learning_rate * root / (1 - beta1**self.steps)
-        state = zip(self.parameters, gradients, self.means, self.squares, self.scratch, strict=True)
-        for parameter, gradient, mean, square, scratch in state:
+        for parameter, gradient, mean, square in zip(self.parameters, gradients, self.means, self.squares, strict=True):
             mean.lerp_(gradient, 1 - beta1)
             square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            torch.sqrt(square, out=scratch).add_(self.eps * root)
-            parameter.addcdiv_(mean, scratch, value=-scale)
+            # The gradient has done its work: its memory, still in the cache, takes the divisor.
+            divisor = torch.sqrt(square, out=gradient).add_(self.eps * root)
+            parameter.addcdiv_(mean, divisor, value=-scale)
 
 
 OPTIMIZERS = {"adam": Adam, "sgd": SGD}

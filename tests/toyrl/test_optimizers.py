@@ -42,7 +42,7 @@ def test_adam_of_a_few_seeds_is_bit_for_bit_that_among_many(first, count):
     few = [start[first : first + count].clone() for start in starts]
     optimizer_few, optimizer_many = Adam(few, 1e-3), Adam(starts, 1e-3)
     for step in gradients:
-        optimizer_few.step(tuple(gradient[first : first + count] for gradient in step))
+        optimizer_few.step(tuple(gradient[first : first + count].clone() for gradient in step))
         optimizer_many.step(tuple(step))
     for one, many in zip(few, starts, strict=True):
         assert torch.equal(one, many[first : first + count])
