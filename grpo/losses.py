@@ -95,6 +95,7 @@ def compute_policy_gradient_loss(
     old_log_probs: Tensor | None = None,
     cliprange: ClipRange | None = None,
     response_mask: Tensor | None = None,
+    return_metadata: bool = True,
 ) -> tuple[Tensor, dict[str, float]]:
     """Per-token policy-gradient loss, (N, T), by one of the methods of this module's table.
 
@@ -107,24 +108,27 @@ def compute_policy_gradient_loss(
     metadata, over response tokens: clip_fraction (share whose gradient the clipping removes), ratio_mean, ratio_max,
     approx_kl (to the old policy, k3 on its samples: mean of w - 1 - log w); for cispo also capped_fraction (share whose
     weight is capped, which removes no gradient). Without old_log_probs the ratio is 1 by definition.
+    return_metadata=False: an empty dict in its place, which on small tensors is most of the time.
 
     Raises ValueError for an unknown method, missing old_log_probs or cliprange, and shapes that do not fit.
     """
     method = importance_reweighting_method
     advantages = torch.as_tensor(raw_rewards_or_advantages).detach()
     advantages = _check_loss_arguments(advantages, policy_log_probs, method, old_log_probs, response_mask)
-    mask = torch.ones_like(policy_log_probs, dtype=torch.bool) if response_mask is None else response_mask.bool()
+    mask = None if response_mask is None else response_mask.bool()
     lower, upper = split_cliprange(cliprange, method) if method in {"grpo", "gspo", "cispo"} else (0.0, 0.0)
 
-    log_probs = policy_log_probs.masked_fill(~mask, 0.0)
-    old = log_probs.detach() if old_log_probs is None else old_log_probs.detach().masked_fill(~mask, 0.0)
+    log_probs = _mask_out(policy_log_probs, mask)
+    if method == "none" and not return_metadata:
+        return -advantages * log_probs, {}
+    old = log_probs.detach() if old_log_probs is None else _mask_out(old_log_probs.detach(), mask)
     log_ratio = log_probs - old
     ratio = log_ratio.exp()
     if method == "gspo":
-        tokens = mask.sum(dim=1, keepdim=True).clamp(min=1)
+        tokens = log_ratio.shape[1] if mask is None else mask.sum(dim=1, keepdim=True).clamp(min=1)
         ratio = (log_ratio.sum(dim=1, keepdim=True) / tokens).exp().expand_as(log_ratio)
 
-    clipped = torch.zeros_like(mask)
+    clipped = torch.zeros_like(ratio, dtype=torch.bool)
     if method == "none":
         loss = -advantages * log_probs
     elif method == "noclip":
@@ -135,7 +139,10 @@ def compute_policy_gradient_loss(
         loss = -torch.minimum(advantages * ratio, advantages * ratio.clamp(1 - lower, 1 + upper))
         clipped = ((advantages > 0) & (ratio > 1 + upper)) | ((advantages < 0) & (ratio < 1 - lower))
 
+    if not return_metadata:
+        return loss, {}
     with torch.no_grad():
+        mask = torch.ones_like(clipped) if mask is None else mask
         metadata = {
             "clip_fraction": masked_mean(clipped.to(ratio.dtype), mask),
             "ratio_mean": masked_mean(ratio, mask),
@@ -145,6 +152,11 @@ def compute_policy_gradient_loss(
         if method == "cispo":
             metadata["capped_fraction"] = masked_mean((ratio > 1 + upper).to(ratio.dtype), mask)
     return loss, metadata
+
+
+def _mask_out(log_probs: Tensor, mask: Tensor | None) -> Tensor:
+    """Put 0 where masked: a log-prob of -200, inf or nan there must reach neither exp nor the gradient."""
+    return log_probs if mask is None else log_probs.masked_fill(~mask, 0.0)
 
 
 def aggregate_loss_across_microbatch(

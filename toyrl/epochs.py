@@ -69,7 +69,7 @@ def token_loss(deltas: Tensor, log_probs: Tensor, old_log_probs: Tensor, setting
     if callable(settings.loss):
         return settings.loss(deltas, log_probs, old_log_probs)
     loss, _ = compute_policy_gradient_loss(
-        deltas, log_probs, LOSSES[settings.loss], old_log_probs=old_log_probs, cliprange=settings.cliprange
+        deltas, log_probs, LOSSES[settings.loss], old_log_probs, settings.cliprange, return_metadata=False
     )
     return loss
 

@@ -411,3 +411,21 @@ def test_docstring_examples():
     results = doctest.testmod(grpo.losses)
     assert results.failed == 0
     assert results.attempted > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_leaving_metadata_out_changes_neither_loss_nor_gradient(method, masked):
+    torch.manual_seed(0)
+    old, advantages = -torch.rand(6, 4), torch.randn(6)
+    mask = (torch.rand(6, 4) < 0.7) if masked else None
+    results = []
+    for return_metadata in (True, False):
+        log_probs = (old + torch.linspace(-0.6, 0.6, 24).reshape(6, 4)).requires_grad_()
+        loss, metadata = compute_policy_gradient_loss(
+            advantages, log_probs, method, old, 0.2, mask, return_metadata=return_metadata
+        )
+        assert bool(metadata) == return_metadata
+        results.append((loss.detach(), torch.autograd.grad(loss.sum(), log_probs)[0]))
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)
