@@ -114,7 +114,7 @@ class TrainSettings:
     autocast: bool = True
     """Compute in bfloat16 over float32 master weights on a GPU; a CPU computes in float32 always."""
     threads: int | None = None
-    """CPU threads for torch; default: torch's own choice."""
+    """CPU threads for torch, None for torch's own choice. A model as small as tiny gains nothing from a second one."""
     tracker: str = ""
     """Also log to a module with init, log and finish: wandb or trackio."""
     run_dir: str = ""
@@ -228,7 +228,7 @@ _AT_LEAST_ONE = (
     "max_batch_tokens",
 )
 
-TINY = TrainSettings()
+TINY = TrainSettings(threads=1)
 
 PRESETS: dict[str, TrainSettings] = {
     # The embedded model on the embedded word problems: about two minutes on two cores.
@@ -237,6 +237,7 @@ PRESETS: dict[str, TrainSettings] = {
     "smollm2": replace(
         TINY,
         model="smollm2",
+        threads=None,
         levels=(1,),
         prompt="r1_zero_three_shot_gsm8k",
         steps=20,

@@ -29,8 +29,8 @@ class DemoSettings:
     """Rollout steps."""
     run_dir: str = ""
     """Where the run is written; default: runs/demo-seed<seed>-<time>."""
-    threads: int | None = None
-    """CPU threads for torch; default: torch's own choice."""
+    threads: int | None = preset("tiny").threads
+    """CPU threads for torch; more than one gain nothing with a model this small, and lose much on a busy machine."""
 
 
 def one_of_each_level(problems: list[Problem]) -> list[Problem]:

@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 
 from grpo.advantages import compute_group_normalized_rewards
 from grpo.checkpoints import check_checkpoint, restore_checkpoint, save_checkpoint, seed_everything
-from grpo.config import TrainSettings
+from grpo.config import TrainSettings, preset
 from grpo.data import Problem, load_gsm8k, load_jsonl
 from grpo.evaluation import evaluate, summarize
 from grpo.log_probs import log_probs_in_batches
@@ -412,7 +412,7 @@ def train(
     directory do not fit each other; TrainingStopped, with the last good step saved, after three updates in a row whose
     loss or gradient is not finite. The first Ctrl-C finishes the step, saves and returns.
     """
-    trainer = Trainer(settings or TrainSettings(), reward_fn, problems, resume, progress)
+    trainer = Trainer(settings or preset("tiny"), reward_fn, problems, resume, progress)
     try:
         return trainer.run_steps()
     finally:
