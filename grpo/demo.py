@@ -16,7 +16,8 @@ from grpo.data import Problem
 from grpo.models import load_model
 from grpo.prompts import load_prompt
 from grpo.rollouts import HFEngine
-from grpo.trainer import load_problems, train
+from grpo.tasks import load_problems
+from grpo.trainer import train
 
 
 @dataclass(frozen=True)

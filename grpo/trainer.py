@@ -16,7 +16,6 @@ import contextlib
 import copy
 import importlib
 import math
-import random
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ from tqdm.auto import tqdm
 from grpo.advantages import compute_group_normalized_rewards
 from grpo.checkpoints import check_checkpoint, restore_checkpoint, save_checkpoint, seed_everything
 from grpo.config import TrainSettings, preset
-from grpo.data import Problem, load_gsm8k, load_jsonl
+from grpo.data import Problem
 from grpo.evaluation import evaluate, summarize
 from grpo.log_probs import log_probs_in_batches
 from grpo.models import load_model, resolve_device
@@ -40,10 +39,10 @@ from grpo.prompts import Prompt, load_prompt
 from grpo.rewards import RewardFn, compute_rollout_rewards
 from grpo.rollouts import Completion, HFEngine
 from grpo.runs import RunDir
+from grpo.tasks import load_problems, question_numbers
 from grpo.tokenization import encode, tokenize_prompt_and_output
 from grpo.train_step import summarize_rollouts
 from grpo.update import policy_gradient_update
-from grpo.words import word_problems
 
 BAD_UPDATES_TO_STOP = 3
 VALIDATION_SEED = 1_000_000_007  # far from every step's
@@ -69,37 +68,6 @@ class RunResult:
     """The validation rows of metrics.jsonl, in order."""
     train_seconds: float
     """Seconds in rollouts and updates, validation and saving apart; of this call, not of a run that it resumed."""
-
-
-def load_problems(settings: TrainSettings) -> tuple[list[Problem], list[Problem]]:
-    """Training and validation problems, disjoint, the same for every seed.
-
-    Raises ValueError when a file holds fewer than asked for, and what the loaders raise.
-    """
-    n, m = settings.train_questions, settings.validation_questions
-    if settings.data == "words":
-        levels = settings.levels
-        return word_problems(n, 0, "train", levels), word_problems(m, 0, "validation", levels)
-    if settings.data == "gsm8k":
-        problems = load_gsm8k("train", settings.data_dir)
-    else:
-        problems = load_jsonl(settings.data)
-    if n + m > len(problems):
-        raise ValueError(
-            f"train_questions={n} and validation_questions={m} are more than the {len(problems)} questions of "
-            f"data={settings.data!r}"
-        )
-    random.Random(0).shuffle(problems)
-    return problems[:n], problems[n : n + m]
-
-
-def question_numbers(step: int, per_step: int, questions: int, seed: int) -> list[int]:
-    """Which questions a rollout step (from 1) uses: the next ones of an endless row of random permutations."""
-    numbers = []
-    for place in range((step - 1) * per_step, step * per_step):
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + place // questions)
-        numbers.append(torch.randperm(questions, generator=generator)[place % questions].item())
-    return [int(number) for number in numbers]
 
 
 @contextlib.contextmanager

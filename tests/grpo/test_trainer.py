@@ -19,7 +19,8 @@ from grpo.config import TrainSettings
 from grpo.data import Problem
 from grpo.models import load_model
 from grpo.runs import RunDirError
-from grpo.trainer import Trainer, TrainingStopped, load_problems, mean_metrics, question_numbers, train
+from grpo.tasks import load_problems, question_numbers
+from grpo.trainer import Trainer, TrainingStopped, mean_metrics, train
 
 
 def vowels_reward(response: str, ground_truth: str) -> dict[str, float]:

@@ -1,0 +1,42 @@
+"""Which problems a run trains and validates on, and in which order: functions of the settings and the step alone."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from grpo.config import TrainSettings
+from grpo.data import Problem, load_gsm8k, load_jsonl
+from grpo.words import word_problems
+
+
+def load_problems(settings: TrainSettings) -> tuple[list[Problem], list[Problem]]:
+    """Training and validation problems, disjoint, the same for every seed.
+
+    Raises ValueError when a file holds fewer than asked for, and what the loaders raise.
+    """
+    n, m = settings.train_questions, settings.validation_questions
+    if settings.data == "words":
+        levels = settings.levels
+        return word_problems(n, 0, "train", levels), word_problems(m, 0, "validation", levels)
+    if settings.data == "gsm8k":
+        problems = load_gsm8k("train", settings.data_dir)
+    else:
+        problems = load_jsonl(settings.data)
+    if n + m > len(problems):
+        raise ValueError(
+            f"train_questions={n} and validation_questions={m} are more than the {len(problems)} questions of "
+            f"data={settings.data!r}"
+        )
+    random.Random(0).shuffle(problems)
+    return problems[:n], problems[n : n + m]
+
+
+def question_numbers(step: int, per_step: int, questions: int, seed: int) -> list[int]:
+    """Which questions a rollout step (from 1) uses: the next ones of an endless row of random permutations."""
+    numbers = []
+    for place in range((step - 1) * per_step, step * per_step):
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + place // questions)
+        numbers.append(torch.randperm(questions, generator=generator)[place % questions].item())
+    return [int(number) for number in numbers]
