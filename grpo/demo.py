@@ -1,6 +1,6 @@
 """The demo: the embedded OLMo 2 learns to show its work, on a CPU, in about two minutes (`make demo`, `grpo demo`).
 
-The tiny model has seen worked solutions, then a corpus in which most answers are bare guesses: it can work a problem out,
+It has seen worked solutions, then a corpus in which most answers are guesses or slips: it can work problems out,
 and seldom does. GRPO pays for right answers only. What it learns is to choose the mode that earns; it learns no arithmetic.
 """
 
