@@ -90,7 +90,7 @@ def to_groups(raw_rewards: Tensor | Sequence[float], group_size: int) -> Tensor:
     (the message names the rollout).
     """
     rewards = torch.as_tensor(raw_rewards)
-    if not rewards.is_floating_point():
+    if rewards.dtype != torch.float64:  # half precision has no room for a mean of 1/3, nor for eps
         rewards = rewards.to(torch.float32)
     if rewards.ndim != 1:
         raise ValueError(f"raw_rewards has shape {tuple(rewards.shape)}; expected one number a rollout, shape (N,)")
@@ -113,8 +113,15 @@ def max_rewards(rewards: Tensor) -> Tensor:
 
 def _call(argument: str, function: RewardTransform, rewards: Tensor) -> Tensor:
     """Call a user's baseline or normalizer, and check that its result fits the table of rewards."""
-    result = torch.as_tensor(function(rewards.clone()), dtype=rewards.dtype, device=rewards.device)
     groups, group_size = rewards.shape
+    returned = function(rewards.clone())
+    try:
+        result = torch.as_tensor(returned, dtype=rewards.dtype, device=rewards.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"the {argument} callable returned {returned!r} for rewards of shape {(groups, group_size)}; "
+            f"expected a tensor of shape {(groups, 1)} or {(groups, group_size)}"
+        ) from error
     if tuple(result.shape) not in {(), (1, 1), (groups, 1), (groups, group_size)}:
         raise ValueError(
             f"the {argument} callable returned shape {tuple(result.shape)} for rewards of shape {(groups, group_size)}; "

@@ -100,7 +100,7 @@ def log_probs_in_batches(
     device = next(model.parameters()).device
     result = torch.zeros(batch["labels"].shape, dtype=torch.float32, device=device)
     for rows in torch.arange(len(result)).split(rows_at_once):
-        mask = batch["response_mask"][rows]
+        mask = batch["response_mask"][rows].bool()
         width = max(1, int(response_ends(mask).max()))
         ids, labels = (batch[name][rows, :width].to(device) for name in ("input_ids", "labels"))
         with autocast(device.type, autocast_dtype):

@@ -49,7 +49,13 @@ def split_cliprange(cliprange: ClipRange | None, method: str = "grpo") -> tuple[
 
 def masked_mean(values: Tensor, mask: Tensor) -> float:
     """Mean of `values` over the True positions of `mask`, a float; NaN when there is none."""
+    mask = mask.bool()
     return values[mask].mean().item() if mask.any() else math.nan
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Half precision as float32: the difference of two log-probs has few digits left, and exp shows it."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def _check_like(argument: str, value: Tensor, shape: torch.Size) -> None:
@@ -118,10 +124,10 @@ def compute_policy_gradient_loss(
     mask = None if response_mask is None else response_mask.bool()
     lower, upper = split_cliprange(cliprange, method) if method in {"grpo", "gspo", "cispo"} else (0.0, 0.0)
 
-    log_probs = _mask_out(policy_log_probs, mask)
+    log_probs = _mask_out(at_least_float32(policy_log_probs), mask)
     if method == "none" and not return_metadata:
         return -advantages * log_probs, {}
-    old = log_probs.detach() if old_log_probs is None else _mask_out(old_log_probs.detach(), mask)
+    old = log_probs.detach() if old_log_probs is None else _mask_out(at_least_float32(old_log_probs.detach()), mask)
     log_ratio = log_probs - old
     ratio = log_ratio.exp()
     if method == "gspo":
@@ -180,7 +186,7 @@ def aggregate_loss_across_microbatch(
     check_choice("loss_normalization", loss_normalization, LOSS_NORMALIZATIONS)
     _check_like("mask", mask, per_token_policy_gradient_loss.shape)
     mask = mask.bool()
-    masked = per_token_policy_gradient_loss.masked_fill(~mask, 0.0)
+    masked = at_least_float32(per_token_policy_gradient_loss).masked_fill(~mask, 0.0)
     if loss_normalization == "sequence":
         return (masked.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).mean()
     if loss_normalization == "token":
@@ -209,6 +215,7 @@ def compute_kl(log_probs: Tensor, ref_log_probs: Tensor, estimator: str = "k3", 
     """
     check_choice("estimator", estimator, KL_ESTIMATORS)
     _check_like("ref_log_probs", ref_log_probs, log_probs.shape)
+    log_probs, ref_log_probs = at_least_float32(log_probs), at_least_float32(ref_log_probs)
     if mask is not None:
         _check_like("mask", mask, log_probs.shape)
         log_probs = log_probs.masked_fill(~mask.bool(), 0.0)

@@ -17,6 +17,7 @@ from grpo.tokenization import check_same_length
 
 RewardFn = Callable[[str, str], Mapping[str, float]]
 
+_LARGEST_REWARD = torch.finfo(torch.float32).max
 REWARD_KEYS = ("reward", "format_reward", "answer_reward")
 
 
@@ -36,10 +37,12 @@ def _grade_one(reward_fn: RewardFn, index: int, response: str, ground_truth: str
     for key in REWARD_KEYS:
         try:
             value = float(rewards[key])
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{where} returned {key}={rewards[key]!r}; expected a number") from error
-        if not math.isfinite(value):
-            raise ValueError(f"{where} returned {key}={value}; expected a finite number")
+        except OverflowError:
+            value = math.inf
+        if not abs(value) <= _LARGEST_REWARD:
+            raise ValueError(f"{where} returned {key}={value}; expected a finite number (float32 holds the rewards)")
         values.append(value)
     return values
 

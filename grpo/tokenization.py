@@ -35,8 +35,10 @@ def ensure_pad_token(tokenizer: Any) -> int:
 def encode(texts: Sequence[str], tokenizer: Any, argument: str = "texts") -> list[list[int]]:
     """Token ids of each text, without special tokens.
 
-    Raises TypeError, naming the argument and the place, when a text is not a string.
+    Raises TypeError, naming the argument and the place, when a text is not a string, or when one string stands where a
+    list of them is expected: it would be taken for a list of its characters.
     """
+    check_no_string(argument, texts)
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(f"{argument}[{i}]={text!r} must be a string")
@@ -88,8 +90,19 @@ def tokenize_prompt_and_output(
     return join_and_pad(prompts, outputs, pad_token_id)
 
 
+def check_no_string(argument: str, values: object) -> None:
+    """Raise TypeError for a string where a list is expected: it would be taken for a list of its characters."""
+    if isinstance(values, str):
+        raise TypeError(f"{argument}={values[:80]!r} is one string; expected a list with an entry for each rollout")
+
+
 def check_same_length(lists: dict[str, Sequence[Any]]) -> None:
-    """Raise ValueError, with every length, unless the named lists have one length, which is not 0."""
+    """Raise ValueError, with every length, unless the named lists have one length, which is not 0.
+
+    Raises TypeError for a string in the place of a list.
+    """
+    for name, values in lists.items():
+        check_no_string(name, values)
     lengths = {name: len(values) for name, values in lists.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         described = ", ".join(f"len({name})={length}" for name, length in lengths.items())

@@ -93,7 +93,7 @@ class HFEngine:
 
         Raises ValueError, naming the prompt, when one is empty or does not fit the context together with max_tokens.
         """
-        prompt_ids = encode(prompts, self.tokenizer)
+        prompt_ids = encode(prompts, self.tokenizer, "prompts")
         for i, ids in enumerate(prompt_ids):
             if not ids:
                 raise ValueError(f"prompts[{i}]={prompts[i]!r} has no tokens; a prompt needs at least one")

@@ -213,3 +213,17 @@ def test_docstring_examples():
     results = doctest.testmod(grpo.advantages)
     assert results.failed == 0
     assert results.attempted > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_rewards_are_worked_on_in_float32(dtype):
+    advantages, _ = compute_group_normalized_rewards(torch.tensor([1, 0, 0], dtype=dtype), 3)
+    # mu = 1/3, s = sqrt(1/3)
+    expected = torch.tensor([2.0, -1.0, -1.0]) / 3 / (3**-0.5 + 1e-6)
+    torch.testing.assert_close(advantages, expected)
+
+
+@pytest.mark.parametrize("returned", [None, "mean", [[1.0], [2.0, 3.0]]])
+def test_a_callable_that_returns_no_tensor_is_named(returned):
+    with pytest.raises(ValueError, match=r"the baseline callable returned .* for rewards of shape \(1, 4\); expected"):
+        compute_group_normalized_rewards([1.0, 0, 0, 0], 4, baseline=lambda rewards: returned)

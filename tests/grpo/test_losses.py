@@ -429,3 +429,22 @@ def test_leaving_metadata_out_changes_neither_loss_nor_gradient(method, masked):
         results.append((loss.detach(), torch.autograd.grad(loss.sum(), log_probs)[0]))
     for one, two in zip(*results, strict=True):
         assert torch.equal(one, two)
+
+
+def test_half_precision_log_probs_are_worked_on_in_float32():
+    half = torch.bfloat16
+    log_pi, old = torch.tensor([[-0.5, -0.5]], dtype=half), torch.tensor([[-1.0, -0.25]], dtype=half)
+    loss, metadata = compute_policy_gradient_loss(torch.tensor([1.0]), log_pi, "grpo", old, 0.3)
+    assert loss.dtype == torch.float32
+    # min(e^0.5, 1.3) = 1.3, which bfloat16 would round to 1.296875; e^-0.25 is within the range
+    torch.testing.assert_close(loss, torch.tensor([[-1.3, -math.exp(-0.25)]]))
+    assert metadata["ratio_max"] == pytest.approx(math.exp(0.5), rel=1e-6)
+    per_token = torch.full((1, 3), 0.1, dtype=half)
+    assert aggregate_loss_across_microbatch(per_token, torch.ones(1, 3)).dtype == torch.float32
+    kl = compute_kl(log_pi, old, "k3")
+    torch.testing.assert_close(kl, torch.tensor([[math.exp(-0.5) - 0.5, math.exp(0.25) - 1.25]]))
+
+
+def test_masked_mean_takes_a_mask_of_numbers():
+    values, mask = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([[1, 0], [0, 1]])
+    assert grpo.losses.masked_mean(values, mask) == 3.0

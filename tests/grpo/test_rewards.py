@@ -108,3 +108,14 @@ def test_docstring_examples():
     results = doctest.testmod(grpo.rewards)
     assert results.failed == 0
     assert results.attempted > 0
+
+
+@pytest.mark.parametrize("value", [10**400, 1e39, -1e39])
+def test_a_reward_too_large_for_float32_names_the_rollout(value):
+    with pytest.raises(ValueError, match=r"rollout_responses\[0\].*returned reward=.*expected a finite number"):
+        compute_rollout_rewards(lambda response, truth: good() | {"reward": value}, ["a"], ["b"])
+
+
+def test_one_string_for_a_list_is_refused():
+    with pytest.raises(TypeError, match="rollout_responses='ab' is one string; expected a list"):
+        compute_rollout_rewards(lambda response, truth: good(), "ab", ["1", "2"])

@@ -114,3 +114,10 @@ def test_a_text_that_is_none_is_named():
 
 def test_docstring_examples():
     assert doctest.testmod(grpo.tokenization).failed == 0
+
+
+def test_one_string_for_a_list_is_refused():
+    with pytest.raises(TypeError, match="prompt_strs='ab' is one string; expected a list"):
+        tokenize_prompt_and_output("ab", ["c", "d"], DummyTokenizer())
+    with pytest.raises(TypeError, match="prompts='ab' is one string"):
+        grpo.tokenization.encode("ab", DummyTokenizer(), "prompts")
