@@ -74,7 +74,13 @@ def check_checkpoint(folder: Path) -> None:
     advice = "delete that folder to resume from an older checkpoint, or from the start"
     if not (folder / MANIFEST).is_file():
         raise RunDirError(f"checkpoint {folder} is cut short: {MANIFEST} is missing; {advice}")
-    for name, size in json.loads((folder / MANIFEST).read_text(encoding="utf-8")).items():
+    try:
+        sizes = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise RunDirError(
+            f"checkpoint {folder} is cut short: {MANIFEST} is no list of files ({error}); {advice}"
+        ) from error
+    for name, size in sizes.items():
         found = (folder / name).stat().st_size if (folder / name).is_file() else None
         if found != size:
             has = "is missing" if found is None else f"has {found} bytes"
@@ -84,7 +90,13 @@ def check_checkpoint(folder: Path) -> None:
 def restore_checkpoint(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Load optimizer and random generators of a checkpoint (its model is loaded like any other); returns its counts."""
     # The generators' states are no tensors, so the safe loader refuses them; the file is the user's own run.
-    state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=False)
+    try:
+        state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=False)
+    except Exception as error:  # the size is right and the content is not: whatever pickle makes of that
+        raise RunDirError(
+            f"checkpoint {folder}: trainer.pt cannot be read ({type(error).__name__}: {error}); "
+            "delete that folder to resume from an older checkpoint, or from the start"
+        ) from error
     optimizer.load_state_dict(state["optimizer"])
     set_random_states(state["random"])
     return state["counts"]

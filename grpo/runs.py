@@ -45,12 +45,14 @@ def to_line(row: Mapping[str, Any]) -> str:
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file; a last line cut short by a stop is left out."""
     rows = []
-    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
+    # Bytes, split at newlines alone: a response may hold U+2028, which str.splitlines takes for the end of a line, and a
+    # stop may cut a line in the middle of a character.
+    *lines, rest = Path(path).read_bytes().split(b"\n")
+    for number, line in enumerate([*lines, rest] if rest else lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number == len(lines) and not line.endswith("\n"):
+            rows.append(json.loads(line.decode("utf-8")))
+        except ValueError as error:
+            if number > len(lines):
                 break
             raise RunDirError(f"{path}, line {number}: no JSON object ({error})") from error
     return rows
@@ -92,8 +94,11 @@ class RunDir:
 
     def create(self, config: Mapping[str, Any]) -> None:
         """Make the directory and write the settings."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.config_file, json.dumps(dict(config), indent=2) + "\n")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.config_file, json.dumps(dict(config), indent=2) + "\n")
+        except OSError as error:
+            raise RunDirError(f"run_dir={str(self.path)!r} cannot be written ({error}); give another folder") from error
 
     @property
     def config_file(self) -> Path:
@@ -103,7 +108,13 @@ class RunDir:
     @property
     def config(self) -> dict[str, Any]:
         """The settings of the run."""
-        return json.loads(self.config_file.read_text(encoding="utf-8"))
+        try:
+            config = json.loads(self.config_file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RunDirError(f"{self.config_file}: no JSON ({error}); give another run_dir") from error
+        if not isinstance(config, dict):
+            raise RunDirError(f"{self.config_file} holds no settings; give another run_dir")
+        return config
 
     def file(self, log: str) -> Path:
         """Path of one of the logs: metrics, timing, rollouts."""
@@ -132,7 +143,14 @@ class RunDir:
 
     def checkpoint_steps(self) -> list[int]:
         """Steps that have a checkpoint, in order."""
-        return sorted(int(p.name.removeprefix("step_")) for p in (self.path / "checkpoints").glob("step_*"))
+        names = (p.name.removeprefix("step_") for p in (self.path / "checkpoints").glob("step_*"))
+        return sorted(int(name) for name in names if name.isdecimal() and name.isascii())
+
+    def drop_checkpoints_after(self, step: int) -> None:
+        """Delete the checkpoints of later steps."""
+        for later in self.checkpoint_steps():
+            if later > step:
+                shutil.rmtree(self.checkpoint(later))
 
     def keep_newest(self, count: int) -> None:
         """Delete all but the newest checkpoints."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib
 import math
 import signal
@@ -109,7 +110,9 @@ class Trainer:
         self.prompt: Prompt = load_prompt(settings.prompt)
         self.reward_fn = reward_fn or self.prompt.reward_fn
         self.train_problems, self.validation_problems = problems or load_problems(settings)
-        config = settings.to_json() | {"reward_fn": f"{self.reward_fn.__module__}.{self.reward_fn.__qualname__}"}
+        if not self.train_problems or not self.validation_problems:
+            raise ValueError("problems holds no training or no validation problem; give at least one of each")
+        config = settings.to_json() | {"reward_fn": full_name(self.reward_fn)}
         self.device = resolve_device(settings.device)
         self.autocast_dtype = torch.bfloat16 if self.device.type == "cuda" and settings.autocast else None
 
@@ -138,15 +141,16 @@ class Trainer:
         )
         self._check_prompts_fit()
 
-        # Only now is anything written: a model or file that cannot be had leaves nothing behind.
-        self.run.create(config)
-        self.run.cut_back(self.step if checkpoint else -1)
-        self.bad_updates = self.skipped_updates = 0
-        self.last_good_step = self.step
+        counts: dict[str, int] = {}
         if checkpoint:
-            self.skipped_updates = restore_checkpoint(checkpoint, self.optimizer)["skipped_updates"]
+            counts = restore_checkpoint(checkpoint, self.optimizer)
         else:
             seed_everything(settings.seed)
+        self.skipped_updates, self.bad_updates = counts.get("skipped_updates", 0), counts.get("bad_updates", 0)
+        self.last_good_step = counts.get("last_good_step", self.step)
+        # Only now is anything written: a model or file that cannot be had leaves everything as it was.
+        self.run.create(config)
+        self.run.cut_back(self.step if checkpoint else -1)
         self.engine.sync(self.model)
         if self.tracker:
             self.tracker.init(project="grpo-lab", name=self.run.path.name, config=config)
@@ -240,8 +244,11 @@ class Trainer:
         self.bad_updates += 1
         self.skipped_updates += 1
         if self.bad_updates >= BAD_UPDATES_TO_STOP:
-            # Skipped updates change nothing, so these are the weights of the last good step.
+            # Skipped updates change nothing, so these are the weights of the last good step. What was counted and saved
+            # since then goes, or a resumed run would start from a step that is none.
             self.step = self.last_good_step
+            self.skipped_updates, self.bad_updates = self.skipped_updates - self.bad_updates, 0
+            self.run.drop_checkpoints_after(self.step)
             folder = self.save()
             raise TrainingStopped(
                 f"{BAD_UPDATES_TO_STOP} updates in a row had a loss or gradient that is not finite; "
@@ -279,7 +286,8 @@ class Trainer:
     def save(self) -> Path:
         """Write the checkpoint of the current step, and drop those that are too old."""
         folder = self.run.checkpoint(self.step)
-        save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, skipped_updates=self.skipped_updates)
+        counts = {name: getattr(self, name) for name in ("skipped_updates", "bad_updates", "last_good_step")}
+        save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, **counts)
         self.run.keep_newest(self.settings.keep_checkpoints)
         return folder
 
@@ -321,6 +329,8 @@ class Trainer:
                     self.save()
                 bar.set_postfix(reward=f"{reward:.3f}", refresh=False)
                 bar.update()
+            if signals and self.step and self.step not in self.run.checkpoint_steps():
+                self.save()  # the signal came after this step's last look for one
         plot_run(self.run.path)
         validation = self.run.read("metrics", "validation")
         return RunResult(self.run, self.model, self.tokenizer, self.step, validation, seconds)
@@ -341,6 +351,14 @@ def mean_metrics(updates: Sequence[dict[str, float]]) -> dict[str, float]:
         else:
             result[name] = max(values) if name == "ratio_max" else sum(values) / len(values)
     return result
+
+
+def full_name(function: Any) -> str:
+    """Module and name of a reward function; of a functools.partial the function's, of a callable object its class's."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    owner = function if hasattr(function, "__qualname__") else type(function)
+    return f"{owner.__module__}.{owner.__qualname__}"
 
 
 def open_tracker(name: str) -> Any:

@@ -56,3 +56,45 @@ def test_plot_of_a_run_without_rows(tmp_path):
     run = RunDir(tmp_path / "run")
     run.create({})
     assert plot_run(run.path).stat().st_size > 1000
+
+
+def test_a_response_with_any_character_is_one_line(tmp_path):
+    run = RunDir(tmp_path / "run")
+    run.create({"steps": 3})
+    rows = [{"step": step, "response": "a\u2028b\u2029c\x85d\x0b\x0c\x1c\r\ne"} for step in (1, 2)]
+    run.append("rollouts", rows)
+    assert run.read("rollouts") == rows
+    run.cut_back(1)
+    assert run.read("rollouts") == rows[:1]
+
+
+def test_a_last_line_cut_within_a_character_is_left_out(tmp_path):
+    file = tmp_path / "x.jsonl"
+    file.write_bytes('{"a": 1}\n{"a": "é'.encode()[:-1])
+    assert read_jsonl(file) == [{"a": 1}]
+    file.write_bytes(b'{"a": 1}\n{"a": "\xc3\n{"a": 3}\n')
+    with pytest.raises(RunDirError, match=r"x\.jsonl, line 2"):
+        read_jsonl(file)
+
+
+@pytest.mark.parametrize("text", ['{"steps": ', "[]", ""])
+def test_a_config_that_is_none_is_named(tmp_path, text):
+    run = RunDir(tmp_path)
+    run.config_file.write_text(text)
+    with pytest.raises(RunDirError, match=r"config\.json"):
+        run.check({"steps": 1}, resume=True)
+
+
+def test_a_folder_beside_the_checkpoints_is_none_of_them(tmp_path):
+    run = RunDir(tmp_path)
+    for name in ("step_000002", "step_000010", "step_000002_copy", "step_best"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert run.checkpoint_steps() == [2, 10]
+    run.drop_checkpoints_after(2)
+    assert run.checkpoint_steps() == [2]
+
+
+def test_a_run_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunDirError, match=r"run_dir='.*file/run' cannot be written"):
+        RunDir(tmp_path / "file" / "run").create({})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from grpo.checkpoints import check_checkpoint
 from grpo.config import TrainSettings
 from grpo.data import Problem
 from grpo.models import load_model
-from grpo.runs import RunDirError
+from grpo.runs import RunDir, RunDirError
 from grpo.tasks import load_problems, question_numbers
 from grpo.trainer import Trainer, TrainingStopped, mean_metrics, train
 
@@ -284,6 +285,79 @@ def test_three_bad_updates_stop_with_the_last_good_step_saved(settings, tmp_path
     check_checkpoint(checkpoint)
     loaded, _ = load_model(checkpoint)
     assert all(torch.equal(a, b) for a, b in zip(weights(good), loaded.parameters(), strict=True))
+
+
+def test_the_last_good_step_is_kept_whatever_was_saved_after_it(settings, tmp_path, monkeypatch):
+    poison(monkeypatch, {2, 3, 4})
+    with pytest.raises(TrainingStopped, match=r"after step 1.*step_000001"):
+        go(dataclasses.replace(settings, checkpoint_every=1))
+    run = RunDir(tmp_path / "run")
+    assert run.checkpoint_steps() == [1]
+    check_checkpoint(run.checkpoint(1))
+    # Resumed, the bad steps are done and counted anew.
+    monkeypatch.undo()
+    rows = go(dataclasses.replace(settings, checkpoint_every=1), resume=True).run.read("metrics", "train")
+    assert [(row["step"], row["skipped_updates"]) for row in rows] == [(1, 0), (2, 0), (3, 0), (4, 0)]
+
+
+def test_bad_updates_in_a_row_are_counted_across_a_resume(settings, tmp_path, monkeypatch):
+    poison(monkeypatch, {2, 3})
+    two_steps_on = dataclasses.replace(settings, checkpoint_every=1)
+    go(dataclasses.replace(two_steps_on, steps=3))
+    monkeypatch.undo()
+    poison(monkeypatch, {1})
+    with pytest.raises(TrainingStopped, match="the state after step 1, the last good one"):
+        go(two_steps_on, resume=True)
+    assert RunDir(tmp_path / "run").checkpoint_steps() == [1]
+
+
+def test_a_signal_after_the_steps_last_look_saves_the_step(settings, monkeypatch):
+    class Bar(grpo.trainer.tqdm):
+        def set_postfix(self, **values):
+            if "reward" in values:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(grpo.trainer, "tqdm", Bar)
+    result = go(settings)
+    assert result.step == 1
+    assert result.run.checkpoint_steps() == [1]
+
+
+@pytest.mark.parametrize("damage", ["manifest", "trainer.pt"])
+def test_a_damaged_checkpoint_of_the_right_size_loses_nothing(settings, damage):
+    result = go(dataclasses.replace(settings, steps=2))
+    folder = result.run.checkpoint(2)
+    if damage == "manifest":
+        (folder / "manifest.json").write_text("{")
+    else:
+        file = folder / "trainer.pt"
+        file.write_bytes(b"x" * file.stat().st_size)
+    with result.run.file("metrics").open("ab") as file:
+        file.write(b'{"kind": "train", "step": 3}\n')
+    before = logs(result.run.path)
+    with pytest.raises(RunDirError, match=rf"step_000002.*{damage}"):
+        go(settings, resume=True)
+    assert logs(result.run.path) == before
+    assert result.run.config["steps"] == 2
+
+
+class Vowels:
+    def __call__(self, response, ground_truth):
+        return vowels_reward(response, ground_truth)
+
+
+def test_any_callable_is_a_reward_function(settings, tmp_path):
+    short = dataclasses.replace(settings, steps=1)
+    run = go(short, reward_fn=functools.partial(vowels_reward)).run
+    assert run.config["reward_fn"].endswith(".vowels_reward")
+    run = go(dataclasses.replace(short, run_dir=str(tmp_path / "b")), reward_fn=Vowels()).run
+    assert run.config["reward_fn"].endswith(".Vowels")
+
+
+def test_no_problems(settings, tmp_path):
+    with pytest.raises(ValueError, match="problems holds no training or no validation problem"):
+        go(settings, problems=([Problem("How many?", "#### 1", "1")], []))
+    assert not (tmp_path / "run").exists()
 
 
 def test_off_policy_updates(settings):
