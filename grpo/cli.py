@@ -23,10 +23,11 @@ import torch
 import tyro
 from tqdm.auto import tqdm
 
-from grpo.config import PRESETS, TrainSettings, preset
+from grpo.advantages import check_choice
+from grpo.config import DATASETS, PRESETS, TrainSettings, preset
 from grpo.data import FetchError, Problem, fetch_gsm8k, load_gsm8k, load_jsonl
 from grpo.demo import DemoSettings, demo
-from grpo.evaluation import evaluate, summarize
+from grpo.evaluation import check_prompts_fit, evaluate, summarize
 from grpo.models import load_model
 from grpo.prompts import load_prompt
 from grpo.rollouts import HFEngine, Sampling
@@ -75,10 +76,12 @@ class EvalSettings:
 def evaluation_problems(settings: EvalSettings) -> list[Problem]:
     """The questions that `grpo eval` asks."""
     if settings.data == "words":
-        return word_problems(settings.n or 256, 0, "validation")
+        return word_problems(256 if settings.n is None else settings.n, 0, "validation")
     if settings.data == "gsm8k":
         return load_gsm8k("test", settings.data_dir, settings.n)
-    return load_jsonl(settings.data)[: settings.n]
+    if not settings.data.endswith(".jsonl"):
+        check_choice("data", settings.data, (*DATASETS, "a .jsonl file"))
+    return load_jsonl(settings.data, limit=settings.n)
 
 
 def run_eval(settings: EvalSettings) -> None:
@@ -87,13 +90,18 @@ def run_eval(settings: EvalSettings) -> None:
         raise ValueError(f"engine={settings.engine!r} is unknown; choose one of 'hf'")
     if settings.dtype not in {"float32", "bfloat16"}:
         raise ValueError(f"dtype={settings.dtype!r} must be float32 or bfloat16")
+    for name in ("n", "max_new_tokens"):
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value!r} must be at least 1")
     is_tiny = settings.model == "tiny"
+    default_tokens = 80 if is_tiny else 512
     prompt = load_prompt(settings.prompt or ("tiny_r1_zero" if is_tiny else "r1_zero"))
     sampling = Sampling(
         1,
         settings.temperature,
         settings.top_p,
-        settings.max_new_tokens or (80 if is_tiny else 512),
+        default_tokens if settings.max_new_tokens is None else settings.max_new_tokens,
         prompt.stop,
         settings.seed,
     )
@@ -105,7 +113,12 @@ def run_eval(settings: EvalSettings) -> None:
         raise ValueError(f"out={str(out)!r} exists; give a new file, or move it away")
     model, tokenizer = load_model(settings.model, device=settings.device, dtype=getattr(torch, settings.dtype))
     engine = HFEngine(model, tokenizer, max_batch_tokens=settings.max_batch_tokens)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    check_prompts_fit(model, tokenizer, prompt, problems, sampling.max_tokens)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.touch()
+    except OSError as error:
+        raise ValueError(f"out={str(out)!r} cannot be written ({error}); give another file") from error
     start = time.perf_counter()
     with out.open("w", encoding="utf-8") as file, tqdm(total=len(problems), desc="eval", dynamic_ncols=True) as bar:
 
@@ -203,7 +216,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status: 0, 1 for a run that stopped by itself, 2 for bad input."""
+    """Run a command; returns the exit status: 0, 1 for a run that stopped by itself, 2 for bad input, 130 for Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in {"-h", "--help"}:
         print(__doc__.strip())
@@ -216,7 +229,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TrainingStopped as error:
         print(f"grpo: stopped: {error}", file=sys.stderr)
         return 1
-    except (ValueError, TypeError, FileNotFoundError, ModuleNotFoundError, FetchError, RuntimeError) as error:
+    except (ValueError, TypeError, OSError, ModuleNotFoundError, FetchError, RuntimeError) as error:
         print(f"grpo: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        again = "; `grpo train` goes on from its newest checkpoint with --resume" if arguments[0] == "train" else ""
+        print(f"\ngrpo: interrupted{again}", file=sys.stderr)
+        return 130
     return 0

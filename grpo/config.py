@@ -125,9 +125,15 @@ class TrainSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r} must be an integer of at least 1")
-        for name in ("warmup_updates", "log_rollouts"):
-            if getattr(self, name) < 0:
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads={self.threads!r} must be at least 1, or None for torch's own choice")
+        for name in ("warmup_updates", "log_rollouts", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be at least 0")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or abs(self.seed) >= _SEEDS:
+            raise ValueError(f"seed={self.seed!r} must be an integer between -{_SEEDS} and {_SEEDS}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas={self.betas!r} must be two numbers from 0 to below 1")
         for name, multiple_of in (("train_batch", "group_size"), ("rollout_batch", "train_batch")):
             value, unit = getattr(self, name), getattr(self, multiple_of)
             if value % unit:
@@ -225,8 +231,10 @@ _AT_LEAST_ONE = (
     "validate_every",
     "checkpoint_every",
     "keep_checkpoints",
+    "max_new_tokens",
     "max_batch_tokens",
 )
+_SEEDS = 2**32  # what torch's generators are seeded with, a product of this and the step, is below 2**63
 
 TINY = TrainSettings(threads=1)
 

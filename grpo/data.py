@@ -292,7 +292,10 @@ def fetch_gsm8k(target: str | Path | None = None, base_url: str = GSM8K_URL, pro
     if not base_url.startswith(("https://", "http://")):
         raise ValueError(f"base_url={base_url!r} must start with https:// (or http://)")
     folder = gsm8k_dir(target)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FetchError(f"target={str(folder)!r} cannot be made ({error}); give another folder") from error
     for split, digest in GSM8K_SHA256.items():
         path = folder / f"{split}.jsonl"
         if not (path.is_file() and _sha256(path) == digest):

@@ -16,6 +16,7 @@ from grpo.data import Problem
 from grpo.prompts import Prompt
 from grpo.rewards import RewardFn, compute_rollout_rewards
 from grpo.rollouts import RolloutEngine, Sampling
+from grpo.tokenization import encode
 
 # Questions a call of the engine: enough to fill its batches, few enough that a bar moves and a stop loses little.
 QUESTIONS_AT_ONCE = 256
@@ -65,6 +66,24 @@ class Summary:
     def to_json(self) -> dict[str, float]:
         """The fields as a dict."""
         return asdict(self)
+
+
+def check_prompts_fit(
+    model: Any, tokenizer: Any, prompt: Prompt, problems: Sequence[Problem], max_new_tokens: int, split: str = ""
+) -> None:
+    """Raise ValueError now for a question, of any number, that would stop a run or an evaluation later.
+
+    That is when the prompt with max_new_tokens is longer than the model's context. split: what to call the questions.
+    """
+    context = getattr(model.config, "max_position_embeddings", None)
+    lengths = [len(ids) for ids in encode([prompt.render(problem.question) for problem in problems], tokenizer)]
+    longest = max(lengths)
+    if context is not None and longest + max_new_tokens > context:
+        question = problems[lengths.index(longest)].question
+        raise ValueError(
+            f"{split} question {question[:80]!r} is {longest} tokens with prompt={prompt.name!r}; with "
+            f"max_new_tokens={max_new_tokens} that exceeds the model's context of {context}".lstrip()
+        )
 
 
 def evaluate(

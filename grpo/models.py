@@ -31,10 +31,19 @@ MODEL_NAMES = ("tiny", "smollm2", *HUB_IDS)
 
 
 def resolve_device(device: str) -> torch.device:
-    """ "auto" is the first CUDA GPU where there is one, else the CPU; anything else is taken as torch names it."""
+    """ "auto" is the first CUDA GPU where there is one, else the CPU; anything else is taken as torch names it.
+
+    Raises ValueError for a name that torch does not know, and for a device that is not there.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device)
+    try:
+        resolved = torch.device(device)
+        torch.empty(1, device=resolved)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # a CPU build of torch asserts
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device={device!r} cannot be used ({reason}); give auto, cpu, cuda or cuda:N") from error
+    return resolved
 
 
 def resolve_model(name: str | Path) -> str:
@@ -114,6 +123,7 @@ def load_model(
     Raises FileNotFoundError or ModuleNotFoundError when it cannot be had, with what to do; ValueError for a folder
     without a tokenizer, or a model with fewer embeddings than its tokenizer has tokens.
     """
+    target = resolve_device(device)  # before minutes of loading
     source = resolve_model(name)
     if not Path(source).is_dir() and (Path(source).is_absolute() or source.count("/") != 1):
         raise FileNotFoundError(
@@ -127,12 +137,15 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(source)
     except Exception as error:
         raise ValueError(f"model={str(name)!r}: no tokenizer could be loaded from {source!r} ({error})") from error
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    except Exception as error:  # a cut or foreign weights file fails in many ways
+        raise ValueError(f"model={str(name)!r}: no weights could be loaded from {source!r} ({error})") from error
     rows = model.get_input_embeddings().weight.shape[0]
     if rows < len(tokenizer):
         raise ValueError(f"model={str(name)!r} has {rows} embeddings but its tokenizer has {len(tokenizer)} tokens")
     ensure_pad_token(tokenizer)
-    return model.to(resolve_device(device)), tokenizer
+    return model.to(target), tokenizer
 
 
 def eos_token_ids(model: Any, tokenizer: Any) -> list[int]:

@@ -32,7 +32,7 @@ from grpo.advantages import compute_group_normalized_rewards
 from grpo.checkpoints import check_checkpoint, restore_checkpoint, save_checkpoint, seed_everything
 from grpo.config import TrainSettings, preset
 from grpo.data import Problem
-from grpo.evaluation import evaluate, summarize
+from grpo.evaluation import check_prompts_fit, evaluate, summarize
 from grpo.log_probs import log_probs_in_batches
 from grpo.models import load_model, resolve_device
 from grpo.plots import plot_run
@@ -41,7 +41,7 @@ from grpo.rewards import RewardFn, compute_rollout_rewards
 from grpo.rollouts import Completion, HFEngine
 from grpo.runs import RunDir
 from grpo.tasks import load_problems, question_numbers
-from grpo.tokenization import encode, tokenize_prompt_and_output
+from grpo.tokenization import tokenize_prompt_and_output
 from grpo.train_step import summarize_rollouts
 from grpo.update import policy_gradient_update
 
@@ -157,16 +157,8 @@ class Trainer:
 
     def _check_prompts_fit(self) -> None:
         """Raise ValueError now for a question that would stop the run later."""
-        context = getattr(self.model.config, "max_position_embeddings", None)
         for split, problems in (("training", self.train_problems), ("validation", self.validation_problems)):
-            lengths = [len(i) for i in encode([self.prompt.render(p.question) for p in problems], self.tokenizer)]
-            longest = max(lengths)
-            if context is not None and longest + self.settings.max_new_tokens > context:
-                question = problems[lengths.index(longest)].question
-                raise ValueError(
-                    f"{split} question {question[:80]!r} is {longest} tokens with prompt={self.settings.prompt!r}; with "
-                    f"max_new_tokens={self.settings.max_new_tokens} that exceeds the model's context of {context}"
-                )
+            check_prompts_fit(self.model, self.tokenizer, self.prompt, problems, self.settings.max_new_tokens, split)
 
     def rollout(self) -> tuple[list[Problem], list[Completion]]:
         """Sample the responses of the current step: problems repeated for each of their responses, and completions."""

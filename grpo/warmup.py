@@ -317,8 +317,8 @@ def _check(settings: WarmupSettings) -> None:
 
 
 def _save(model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write model (in bfloat16) and tokenizer to a folder, which must not exist."""
-    folder.mkdir(parents=True)
+    """Write model (in bfloat16) and tokenizer to a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -374,6 +374,12 @@ def _make(settings: WarmupSettings) -> Path:
     prompts = {style: load_prompt(style) for style in STYLES}
     problems = word_problems(settings.problems, seed=settings.seed)
     texts = word_problems(min(_TOKENIZER_PROBLEMS, settings.problems), seed=settings.seed, levels=sorted(LEVEL_LIMITS))
+    partial = settings.out.with_name(settings.out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:  # now, not after the minutes that the training takes
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise ValueError(f"out={str(settings.out)!r} cannot be written ({error}); give another folder") from error
     tokenizer = build_tokenizer(tokenizer_texts(texts, prompts, settings.seed))
     model = build_model(tokenizer, seed=settings.seed)
     corpus = Corpus(problems, prompts, tokenizer, settings.seed)
@@ -382,8 +388,6 @@ def _make(settings: WarmupSettings) -> Path:
         "clean": train_stage(model, corpus, right_response, settings.clean_steps, settings.clean_lr, size, "clean"),
         "mixed": train_stage(model, corpus, mixed_response, settings.mixed_steps, settings.mixed_lr, size, "mixed"),
     }
-    partial = settings.out.with_name(settings.out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     _save(model, tokenizer, partial)
     report = {
         "settings": {key: value for key, value in asdict(settings).items() if key != "out"},

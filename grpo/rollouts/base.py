@@ -34,6 +34,8 @@ class Sampling:
         for name in ("n", "max_tokens"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be an integer of at least 1")
+        if not isinstance(self.seed, int) or abs(self.seed) >= 2**63:
+            raise ValueError(f"seed={self.seed!r} must be an integer of at most 63 bits")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ValueError(f"temperature={self.temperature!r} must be a finite number of at least 0")
         if not 0 < self.top_p <= 1:

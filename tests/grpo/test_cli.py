@@ -67,6 +67,19 @@ def test_train_defaults_to_tiny(seen):
         (["eval", "--prompt", "nope"], "nope"),
         (["eval", "--data", "gsm8k", "--data-dir", "no-such-folder"], "grpo data fetch gsm8k"),
         (["eval", "--model", "nope"], "model='nope' is neither"),
+        (["eval", "--n", "0"], "n=0 must be at least 1"),
+        (["eval", "--n", "-5", "--data", "x.jsonl"], "n=-5 must be at least 1"),
+        (["eval", "--max-new-tokens", "0"], "max_new_tokens=0 must be at least 1"),
+        (["eval", "--max-new-tokens", "500"], "max_new_tokens=500 that exceeds the model's context of 512"),
+        (["eval", "--seed", "9" * 20], f"seed={'9' * 20} must be"),
+        (["eval", "--data", "math"], "data='math' is unknown; choose one of 'words', 'gsm8k'"),
+        (["eval", "--device", "cud"], "device='cud' cannot be used"),
+        (["eval", "--device", "cuda:99"], "device='cuda:99' cannot be used"),
+        (["train", "--device", "cuda:99"], "device='cuda:99' cannot be used"),
+        (["eval", "--out", f"{__file__}/x.jsonl"], "x.jsonl' cannot be written"),
+        (["train", "--run-dir", f"{__file__}/run"], "run' cannot be written"),
+        (["data", "fetch", "gsm8k", "--target", __file__], f"target={__file__!r} cannot be made"),
+        (["warmup", "--problems", "8", "--out", f"{__file__}/tiny"], "tiny' cannot be written"),
         (["data"], "expected `grpo data fetch gsm8k`"),
         (["data", "fetch", "mnist"], "dataset='mnist' is unknown"),
     ],
@@ -112,3 +125,24 @@ def test_fetch_prints_where(monkeypatch, capsys, tmp_path):
     assert main(["data", "fetch", "gsm8k"]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "gsm8k")
     assert main(["data", "--help"]) == 0
+
+
+def test_ctrl_c_is_one_line_and_status_130(monkeypatch, capsys):
+    def interrupted(*arguments, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "train", interrupted)
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err.strip() == (
+        "grpo: interrupted; `grpo train` goes on from its newest checkpoint with --resume"
+    )
+
+
+def test_eval_of_a_file_with_one_long_question_stops_before_the_first(random_model_folder, tmp_path, capsys):
+    lines = [{"question": f"{i} plus 1?", "answer": f"#### {i + 1}"} for i in range(300)]
+    lines.append({"question": "Why? " * 300, "answer": "#### 1"})
+    file, out = tmp_path / "own.jsonl", tmp_path / "out.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["eval", "--model", str(random_model_folder), "--data", str(file), "--out", str(out)]) == 2
+    assert "question 'Why? Why?" in capsys.readouterr().err
+    assert not out.exists()

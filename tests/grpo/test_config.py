@@ -99,7 +99,12 @@ def test_every_field_has_a_docstring():
         ({"learning_rate": math.nan}, "learning_rate=nan"),
         ({"temperature": 0.0}, "temperature=0.0"),
         ({"top_p": 0.0}, "top_p=0.0"),
-        ({"max_new_tokens": 0}, "max_tokens=0"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"threads": 0}, "threads=0"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1"),
+        ({"betas": (2.0, 0.9)}, r"betas=\(2.0, 0.9\) must be two numbers"),
+        ({"seed": 2**32}, "seed=4294967296 must be an integer"),
+        ({"seed": 1.5}, "seed=1.5"),
         ({"max_grad_norm": 0.0}, "max_grad_norm=0.0"),
         ({"kl_coef": -1.0}, "kl_coef=-1.0"),
         ({"warmup_updates": -1}, "warmup_updates=-1"),
@@ -111,3 +116,17 @@ def test_bad_settings(changes, message):
         changes = changes | {"estimator": "dr_grpo"}
     with pytest.raises(ValueError, match=message):
         TrainSettings(**changes)
+
+
+@pytest.mark.parametrize("seed", [2**32 - 1, 1 - 2**32])
+def test_the_largest_seeds_seed_every_generator(seed):
+    from types import SimpleNamespace
+
+    from grpo.tasks import question_numbers
+    from grpo.trainer import Trainer
+
+    settings = TrainSettings(seed=seed, passes=2, steps=10**6)
+    assert len(question_numbers(10**6, 32, 2048, seed)) == 32
+    rows = list(Trainer._train_batches(SimpleNamespace(settings=settings, step=10**6)))
+    assert [len(r) for r in rows] == [256, 256]
+    assert settings.sampling(seed * 1_000_003 + 10**6).seed < 2**63

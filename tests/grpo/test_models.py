@@ -77,3 +77,12 @@ def test_smollm2_converts_to_a_plain_model(tmp_path, monkeypatch):
     ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
     with torch.no_grad():
         assert tokenizer.decode(model(ids).logits[0, -1].argmax()).strip() == "Paris"
+
+
+def test_weights_that_cannot_be_read_are_named(random_model_folder, tmp_path):
+    folder = tmp_path / "cut"
+    shutil.copytree(random_model_folder, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"model='.*cut': no weights could be loaded"):
+        load_model(folder)
