@@ -78,6 +78,10 @@ def demo(demo_settings: DemoSettings) -> dict[str, Any]:
 
     print(f"\n{after['n']} held-out word problems, one answer each at temperature {settings.temperature}\n")
     print(table(before, after))
+    if result.step < settings.steps:
+        print(
+            f"\nstopped after step {result.step} of {settings.steps}; the last validation was at step {after['step']}"
+        )
     for problem, text_before, text_after in zip(questions, texts_before, texts_after, strict=True):
         print(f"\nlevel {problem.level}: {problem.question} (right answer: {problem.ground_truth})")
         print(f"  before: <think> {text_before}\n  after:  <think> {text_after}")

@@ -70,9 +70,12 @@ def load_prompt(name: str) -> Prompt:
         path = _folder() / f"{name}.prompt"
     else:
         raise ValueError(f"unknown prompt name={name!r}; known: {known}, or a path to a .prompt file")
-    template = path.read_text(encoding="utf-8").removesuffix("\n")
+    try:
+        template = path.read_text(encoding="utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from None
     if (count := template.count(_SLOT)) != 1:
         raise ValueError(f"{path} must have {_SLOT} exactly once, not {count} times")
-    if template.endswith("<think>"):
+    if template.rstrip().endswith("<think>"):  # a space or blank line after it makes no other kind of it
         return Prompt(path.stem, template, ("</answer>",), r1_zero_reward_fn)
     return Prompt(path.stem, template, (), question_only_reward_fn)

@@ -14,7 +14,7 @@ from grpo.words import word_problems
 def load_problems(settings: TrainSettings) -> tuple[list[Problem], list[Problem]]:
     """Training and validation problems, disjoint, the same for every seed.
 
-    Raises ValueError when a file holds fewer than asked for, and what the loaders raise.
+    Raises ValueError when a file holds fewer than asked for, or one question in both, and what the loaders raise.
     """
     n, m = settings.train_questions, settings.validation_questions
     if settings.data == "words":
@@ -30,7 +30,15 @@ def load_problems(settings: TrainSettings) -> tuple[list[Problem], list[Problem]
             f"data={settings.data!r}"
         )
     random.Random(0).shuffle(problems)
-    return problems[:n], problems[n : n + m]
+    training, validation = problems[:n], problems[n : n + m]
+    known = {problem.question for problem in training}
+    for problem in validation:
+        if problem.question in known:
+            raise ValueError(
+                f"data={settings.data!r} holds the question {problem.question[:80]!r} twice, which puts it into training "
+                "and into validation; leave each question once"
+            )
+    return training, validation
 
 
 def question_numbers(step: int, per_step: int, questions: int, seed: int) -> list[int]:

@@ -362,7 +362,7 @@ def open_tracker(name: str) -> Any:
         return None
     try:
         module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
+    except (ImportError, TypeError) as error:  # TypeError: a name that starts with a dot
         raise ModuleNotFoundError(
             f"tracker={name!r} is not installed; pip install {name}, or leave tracker out"
         ) from error

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 
 from grpo.cli import main
 from grpo.data import Problem
 from grpo.demo import DemoSettings, demo, one_of_each_level, table
+from grpo.trainer import Trainer
 
 
 def test_demo_prints_a_table_three_questions_and_json(tmp_path, capsys):
@@ -41,3 +44,15 @@ def test_bad_steps_cost_nothing(tmp_path):
     with pytest.raises(ValueError, match="steps=0"):
         demo(DemoSettings(steps=0, run_dir=str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_demo_that_was_stopped_says_what_it_shows(tmp_path, capsys, monkeypatch):
+    do_step = Trainer.do_step
+
+    def stop_after(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        return do_step(self)
+
+    monkeypatch.setattr(Trainer, "do_step", stop_after)
+    assert demo(DemoSettings(steps=9, run_dir=str(tmp_path / "run")))["steps"] == 1
+    assert "stopped after step 1 of 9; the last validation was at step 0" in capsys.readouterr().out

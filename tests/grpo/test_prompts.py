@@ -113,3 +113,19 @@ def test_packaged_templates_come_first(tmp_path, monkeypatch):
     assert prompt_names() == ["only"]
     assert load_prompt("only").render("x") == "x"
     assert Path(prompts.__file__).parent == packaged.parent
+
+
+@pytest.mark.parametrize("end", ["", "\n", " \n", "\n\n", " "])
+def test_white_space_after_the_opening_tag_changes_no_reward(tmp_path, end):
+    path = tmp_path / "own.prompt"
+    path.write_text("{question} <think>" + end)
+    prompt = load_prompt(str(path))
+    assert prompt.stop == ("</answer>",)
+    assert prompt.reward_fn is r1_zero_reward_fn
+
+
+def test_a_template_that_is_not_utf8_is_named(tmp_path):
+    path = tmp_path / "own.prompt"
+    path.write_bytes(b"\xe9 {question}")
+    with pytest.raises(ValueError, match=r"own\.prompt is not UTF-8"):
+        load_prompt(str(path))

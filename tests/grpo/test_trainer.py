@@ -414,6 +414,8 @@ def test_tracker(settings, monkeypatch):
 def test_tracker_that_cannot_be_had(settings):
     with pytest.raises(ModuleNotFoundError, match="tracker='no_such_tracker' is not installed"):
         go(dataclasses.replace(settings, tracker="no_such_tracker"))
+    with pytest.raises(ModuleNotFoundError, match=r"tracker='\.wandb' is not installed"):
+        go(dataclasses.replace(settings, tracker=".wandb"))
     with pytest.raises(ValueError, match="tracker='json' has no init, log, finish"):
         go(dataclasses.replace(settings, tracker="json"))
 
@@ -445,6 +447,13 @@ def test_own_problems_and_jsonl(settings, tmp_path):
     assert go(dataclasses.replace(own, steps=1)).step == 1
     with pytest.raises(ValueError, match="train_questions=60 and validation_questions=4 are more than the 12"):
         load_problems(dataclasses.replace(own, train_questions=60))
+
+
+def test_a_question_in_both_splits_is_named(settings, tmp_path):
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"question": "1 plus 1?", "answer": "#### 2"}\n' * 10)
+    with pytest.raises(ValueError, match=r"'1 plus 1\?' twice, which puts it into training and into validation"):
+        load_problems(dataclasses.replace(settings, data=str(file)))
 
 
 def test_gsm8k_split(settings, gsm8k_dir):
