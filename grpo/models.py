@@ -98,9 +98,22 @@ def smollm2_folder() -> Path:
     return folder
 
 
+def _holds_a_model_or_nothing(folder: Path) -> bool:
+    """Whether replacing the folder destroys nothing but a model: a run directory has a config.json too, and more."""
+    if not folder.is_dir():
+        return False
+    inside = list(folder.iterdir())
+    return not inside or ((folder / "config.json").is_file() and not any(path.is_dir() for path in inside))
+
+
 def save_model(model: nn.Module, tokenizer: Any, folder: str | Path) -> Path:
-    """Write model and tokenizer to `folder`, beside it first and then renamed, so that no half-written one is ever seen."""
-    folder = Path(folder)
+    """Write model and tokenizer to `folder`, beside it first and then renamed, so that no half-written one is ever seen.
+
+    An older model there is replaced. Raises ValueError for a folder that holds anything else.
+    """
+    folder = Path(folder).resolve()
+    if folder.exists() and not _holds_a_model_or_nothing(folder):
+        raise ValueError(f"folder={str(folder)!r} holds something else than a model; give a new folder")
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)

@@ -325,7 +325,7 @@ def _save(model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 def _replace(new: Path, out: Path) -> None:
     """Put the folder `new` in the place of `out`."""
-    old = out.with_name(out.name + ".old")
+    old = out.with_name(f".{out.name}.old")  # hidden: data/tiny.old may be somebody's copy
     shutil.rmtree(old, ignore_errors=True)
     if out.exists():
         out.rename(old)
@@ -374,7 +374,7 @@ def _make(settings: WarmupSettings) -> Path:
     prompts = {style: load_prompt(style) for style in STYLES}
     problems = word_problems(settings.problems, seed=settings.seed)
     texts = word_problems(min(_TOKENIZER_PROBLEMS, settings.problems), seed=settings.seed, levels=sorted(LEVEL_LIMITS))
-    partial = settings.out.with_name(settings.out.name + ".partial")
+    partial = settings.out.with_name(f".{settings.out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:  # now, not after the minutes that the training takes
         partial.mkdir(parents=True)

@@ -86,3 +86,17 @@ def test_weights_that_cannot_be_read_are_named(random_model_folder, tmp_path):
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"model='.*cut': no weights could be loaded"):
         load_model(folder)
+
+
+def test_saving_destroys_nothing_but_a_model(random_model_folder, tmp_path):
+    model, tokenizer = load_model(random_model_folder)
+    run, file, empty = tmp_path / "run", tmp_path / "thesis.tex", tmp_path / "empty"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    file.write_text("x")
+    empty.mkdir()
+    for target in (run, file, tmp_path):
+        with pytest.raises(ValueError, match="holds something else than a model"):
+            save_model(model, tokenizer, target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "run", "thesis.tex"]
+    assert (save_model(model, tokenizer, empty) / "config.json").is_file()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import grpo.warmup
 from grpo.data import Problem
 from grpo.prompts import load_prompt
 from grpo.tiny import build_model
@@ -186,7 +187,7 @@ def test_an_earlier_warmup_is_replaced_and_anything_else_is_not(tmp_path):
     (out / "thesis.tex").rename(out / "warmup.json")
     warmup(short(out, clean_steps=1, mixed_steps=0))
     assert (out / "model.safetensors").is_file()
-    assert not (tmp_path / "tiny.old").exists()
+    assert not (tmp_path / ".tiny.old").exists()
 
 
 @pytest.mark.parametrize(
@@ -246,3 +247,13 @@ def test_committed_report_is_of_the_default_settings():
     assert report["styles"] == STYLES
     assert report["mixtures"] == MIXTURES
     assert report["validation"]["tiny_r1_zero sampled"]["accuracy"] <= 0.25
+
+
+def test_a_copy_beside_the_model_is_left_alone(tmp_path):
+    new, out, copy = tmp_path / "new", tmp_path / "tiny", tmp_path / "tiny.old"
+    for folder in (new, out, copy):
+        folder.mkdir()
+        (folder / "which").write_text(folder.name)
+    grpo.warmup._replace(new, out)
+    left = {path.name: (path / "which").read_text() for path in tmp_path.iterdir()}
+    assert left == {"tiny": "new", "tiny.old": "tiny.old"}
