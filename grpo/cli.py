@@ -31,7 +31,7 @@ from grpo.evaluation import check_prompts_fit, evaluate, summarize
 from grpo.models import load_model
 from grpo.prompts import load_prompt
 from grpo.rollouts import HFEngine, Sampling
-from grpo.runs import to_line
+from grpo.runs import RunDir, to_line
 from grpo.trainer import TrainingStopped, train
 from grpo.warmup import WarmupSettings, warmup
 from grpo.words import word_problems
@@ -48,7 +48,7 @@ class EvalSettings:
     data_dir: str | None = None
     """Folder with GSM8K's train.jsonl and test.jsonl; default: $GRPO_DATA_DIR, else data/gsm8k."""
     prompt: str | None = None
-    """Prompt template; default: tiny_r1_zero for the tiny model, r1_zero for any other."""
+    """Prompt template; default: tiny_r1_zero for the tiny model, a checkpoint's own, r1_zero for any other."""
     engine: str = "hf"
     """Rollout engine: hf."""
     n: int | None = None
@@ -58,7 +58,7 @@ class EvalSettings:
     top_p: float = 1.0
     """Nucleus sampling."""
     max_new_tokens: int | None = None
-    """Longest response, in tokens; default: 80 for the tiny model, 512 for any other."""
+    """Longest response, in tokens; default: 80 for the tiny model, a checkpoint's own, 512 for any other."""
     seed: int = 0
     """Of the samples."""
     strict: bool = False
@@ -84,6 +84,16 @@ def evaluation_problems(settings: EvalSettings) -> list[Problem]:
     return load_jsonl(settings.data, limit=settings.n)
 
 
+def evaluation_defaults(model: str) -> tuple[str, int]:
+    """Prompt and longest response: for a checkpoint of a run those that the run trained with."""
+    folder = Path(model).absolute()
+    run = RunDir(folder.parent.parent)
+    config = run.config if folder.parent.name == "checkpoints" and run.config_file.is_file() else {}
+    if {"prompt", "max_new_tokens"} <= set(config):
+        return config["prompt"], config["max_new_tokens"]
+    return ("tiny_r1_zero", 80) if model == "tiny" else ("r1_zero", 512)
+
+
 def run_eval(settings: EvalSettings) -> None:
     """Evaluate, write a JSONL of questions, responses and verdicts, print the counts and, last, a line of JSON."""
     if settings.engine != "hf":
@@ -94,9 +104,8 @@ def run_eval(settings: EvalSettings) -> None:
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ValueError(f"{name}={value!r} must be at least 1")
-    is_tiny = settings.model == "tiny"
-    default_tokens = 80 if is_tiny else 512
-    prompt = load_prompt(settings.prompt or ("tiny_r1_zero" if is_tiny else "r1_zero"))
+    default_prompt, default_tokens = evaluation_defaults(settings.model)
+    prompt = load_prompt(settings.prompt or default_prompt)
     sampling = Sampling(
         1,
         settings.temperature,

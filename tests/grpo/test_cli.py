@@ -146,3 +146,12 @@ def test_eval_of_a_file_with_one_long_question_stops_before_the_first(random_mod
     assert main(["eval", "--model", str(random_model_folder), "--data", str(file), "--out", str(out)]) == 2
     assert "question 'Why? Why?" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_eval_of_a_checkpoint_as_the_readme_has_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    batches = ["--rollout-batch", "8", "--train-batch", "8", "--group-size", "4", "--validation-questions", "2"]
+    assert main(["train", "--steps", "1", *batches, "--max-new-tokens", "30", "--run-dir", "runs/NAME"]) == 0
+    assert main(["eval", "--model", "runs/NAME/checkpoints/step_000001", "--n", "4", "--out", "out.jsonl"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["prompt"] == "tiny_r1_zero"
+    assert max(row["tokens"] for row in read_jsonl("out.jsonl")) <= 30
