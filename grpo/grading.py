@@ -169,7 +169,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
             return None
         size = Fraction(_integer(match["numerator"]), denominator)
     else:
-        exponent = int((match["exponent"] or "0").replace("\u2212", "-")[:6])
+        exponent = int((match["exponent"] or "0").replace("\u2212", "-"))
         if abs(exponent) > _MAX_EXPONENT:  # before the power is computed
             return None
         digits, _, decimals = match["decimal"].partition(".")

@@ -354,3 +354,11 @@ def test_symbolic_says_when_its_worker_cannot_start(monkeypatch):
     with pytest.raises(RuntimeError, match="import math_verify"):
         worker.ask("x", "x+0", 1.0)
     assert worker._process is None
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exponent_is_read_to_its_end(strict):
+    assert parse_number("18e0000001", strict) == 180
+    assert parse_number("18e-0000001", strict) == Fraction(18, 10)
+    assert parse_number("1e" + "0" * 400 + "3", strict) == 1000
+    assert parse_number("18e0001001", strict) is None
