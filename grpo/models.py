@@ -158,7 +158,27 @@ def load_model(
     if rows < len(tokenizer):
         raise ValueError(f"model={str(name)!r} has {rows} embeddings but its tokenizer has {len(tokenizer)} tokens")
     ensure_pad_token(tokenizer)
+    _make_savable(model, str(name))
     return model.to(target), tokenizer
+
+
+def _make_savable(model: Any, name: str) -> None:
+    """See now that transformers will save the model, not at the first checkpoint.
+
+    It refuses a generation config with a temperature and without do_sample, which it loads, and which published models
+    have. The engines do not look at either. Raises ValueError for a config that it refuses for another reason.
+    """
+    generation = getattr(model, "generation_config", None)
+    if generation is None:
+        return
+    try:
+        generation.validate(strict=True)
+    except ValueError:
+        generation.do_sample = True
+        try:
+            generation.validate(strict=True)
+        except ValueError as error:
+            raise ValueError(f"model={name!r}: transformers would not save its generation config ({error})") from error
 
 
 def eos_token_ids(model: Any, tokenizer: Any) -> list[int]:

@@ -100,3 +100,15 @@ def test_saving_destroys_nothing_but_a_model(random_model_folder, tmp_path):
             save_model(model, tokenizer, target)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "run", "thesis.tex"]
     assert (save_model(model, tokenizer, empty) / "config.json").is_file()
+
+
+def test_a_generation_config_that_could_not_be_saved(random_model_folder, tmp_path):
+    """transformers loads a temperature without do_sample and refuses to save it: a run would end at a checkpoint."""
+    folder = tmp_path / "published"
+    shutil.copytree(random_model_folder, folder)
+    file = folder / "generation_config.json"
+    eos = json.loads(file.read_text())["eos_token_id"]
+    file.write_text(json.dumps({"eos_token_id": [eos, 5], "temperature": 0.6, "top_p": 0.9}))
+    model, tokenizer = load_model(folder)
+    again, _ = load_model(save_model(model, tokenizer, tmp_path / "saved"))
+    assert again.generation_config.eos_token_id == [eos, 5]
