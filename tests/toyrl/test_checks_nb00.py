@@ -4,13 +4,6 @@ from toyrl.checks.nb00 import check_sorted_reward
 from toyrl.sorting import plain_positions_right, plain_sorted_or_not
 
 
-def said(capsys, answer):
-    assert check_sorted_reward(answer) is None
-    message = capsys.readouterr().out
-    assert message.count("\n") == 1
-    return message
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -19,8 +12,8 @@ def said(capsys, answer):
         lambda prompt, response: 1 if response == sorted(prompt) else 0,
     ],
 )
-def test_the_right_reward_passes(capsys, answer):
-    assert said(capsys, answer).startswith("Right")
+def test_the_right_reward_passes(said, answer):
+    assert said(check_sorted_reward, answer).startswith("Right")
 
 
 def sorts_in_place(prompt, response):
@@ -50,7 +43,7 @@ def sorts_in_place(prompt, response):
         (1.0, "the function itself"),
     ],
 )
-def test_wrong_rewards_are_told_why(capsys, answer, words):
-    message = said(capsys, answer)
+def test_wrong_rewards_are_told_why(said, answer, words):
+    message = said(check_sorted_reward, answer)
     assert words in message
     assert not message.startswith("Right")

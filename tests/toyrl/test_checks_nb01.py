@@ -10,17 +10,6 @@ from toyrl.checks.nb01 import check_loophole_free_reward, check_process_reward, 
 N = 3
 
 
-@pytest.fixture
-def said(capsys):
-    def said(check, answer):
-        assert check(answer) is None
-        message = capsys.readouterr().out
-        assert message.count("\n") == 1
-        return message
-
-    return said
-
-
 def multiset_reward(prompt, response):
     inclusion = sum(min(prompt.count(v), response.count(v)) for v in set(prompt))
     return inclusion + sum(a <= b for a, b in pairwise(response))

@@ -7,17 +7,6 @@ from toyrl.checks.nb02 import check_freeze, check_response_log_prob, check_sampl
 from toyrl.policy import Policy
 
 
-@pytest.fixture
-def said(capsys):
-    def said(check, answer):
-        assert check(answer) is None
-        message = capsys.readouterr().out
-        assert message.count("\n") == 1
-        return message
-
-    return said
-
-
 def tokens(log_probs, responses):
     return torch.stack([log_probs.gather(2, row.unsqueeze(2)).squeeze(2) for row in responses.unbind(dim=1)], dim=1)
 

@@ -4,14 +4,6 @@ import torch
 from toyrl.checks import nb03
 
 
-def said(capsys, check, answer):
-    """Run a check; return the one message it prints."""
-    assert check(answer) is None
-    message = capsys.readouterr().out.strip()
-    assert message.count("\n") == 0
-    return message
-
-
 def variance(p, b, n):
     return p * (1 - p) * (1 - p - b) ** 2 / n
 
@@ -41,8 +33,8 @@ def variance(p, b, n):
         (0.25, "Not yet: give the function itself"),
     ],
 )
-def test_variance(capsys, answer, message):
-    assert said(capsys, nb03.check_variance, answer).startswith(message)
+def test_variance(said, answer, message):
+    assert said(nb03.check_variance, answer).startswith(message)
 
 
 def gap(p, right, wrong, b):
@@ -76,8 +68,8 @@ def hurts(p, right, wrong):
         (lambda p, right: True, "Not yet: mean_hurts(p=0.1, right=1.0, wrong=0.0) raised TypeError"),
     ],
 )
-def test_mean_hurts(capsys, answer, message):
-    assert said(capsys, nb03.check_mean_hurts, answer).startswith(message)
+def test_mean_hurts(said, answer, message):
+    assert said(nb03.check_mean_hurts, answer).startswith(message)
 
 
 def test_mean_hurts_is_asked_away_from_ties_and_its_message_is_true():
@@ -107,8 +99,8 @@ def test_mean_hurts_is_asked_away_from_ties_and_its_message_is_true():
         (lambda r: r.mean(dim=7), "Not yet: leave_one_out(rewards) raised IndexError"),
     ],
 )
-def test_leave_one_out(capsys, answer, message):
-    assert said(capsys, nb03.check_leave_one_out, answer).startswith(message)
+def test_leave_one_out(said, answer, message):
+    assert said(nb03.check_leave_one_out, answer).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -131,5 +123,5 @@ def test_leave_one_out(capsys, answer, message):
         (lambda pi, s, r, b: b @ s @ s @ b @ s, "Not yet: bias(...) raised RuntimeError"),
     ],
 )
-def test_bias(capsys, answer, message):
-    assert said(capsys, nb03.check_bias, answer).startswith(message)
+def test_bias(said, answer, message):
+    assert said(nb03.check_bias, answer).startswith(message)

@@ -22,9 +22,8 @@ def centered(rewards):
         ({"rewards": "worse", "centered": "same"}, "Right: adding 10"),
     ],
 )
-def test_prediction(prediction, message, capsys):
-    check_prediction(prediction)
-    assert capsys.readouterr().out.startswith(message)
+def test_prediction(prediction, message, said):
+    assert said(check_prediction, prediction).startswith(message)
 
 
 SPARSE = {"reward": "sorted_or_not", "scale": 0.2}
@@ -45,16 +44,15 @@ SPARSE = {"reward": "sorted_or_not", "scale": 0.2}
         (Settings(**SPARSE, responses=50, entropy_weight=linear_to_zero(0.1)), "Right: "),
     ],
 )
-def test_sparse(settings, message, capsys):
-    check_sparse(lambda: settings)
-    printed = capsys.readouterr().out
+def test_sparse(settings, message, said):
+    printed = said(check_sparse, lambda: settings)
     assert message in printed
     assert printed.startswith("Right") == message.startswith("Right")
 
 
-def test_sparse_tells_what_was_raised(capsys):
-    check_sparse(lambda: Settings(reward="sorted"))
-    assert capsys.readouterr().out.startswith("Not yet: my_settings() raised ValueError: reward='sorted'")
+def test_sparse_tells_what_was_raised(said):
+    printed = said(check_sparse, lambda: Settings(reward="sorted"))
+    assert printed.startswith("Not yet: my_settings() raised ValueError: reward='sorted'")
 
 
 @pytest.mark.parametrize(
@@ -79,8 +77,7 @@ def test_sparse_tells_what_was_raised(capsys):
         (lambda rewards: centered(rewards).sign(), "Right: your delta"),
     ],
 )
-def test_delta(delta, message, capsys):
-    check_delta(delta)
-    printed = capsys.readouterr().out
+def test_delta(delta, message, said):
+    printed = said(check_delta, delta)
     assert message in printed
     assert printed.startswith("Right") == message.startswith("Right")
