@@ -59,8 +59,9 @@ def estimator_moments(
     log_probs: (t, v), the current policy's token log-probs for one prompt; old_log_probs: the policy's that sampled, by
     default the same. rewards: (y,), a row of `toyrl.exact.reward_table`. The probabilities must sum to 1, and nothing
     here normalises them: pass log-probs of a float32 policy as `log_probs.double().log_softmax(-1)`. A cast alone keeps
-    their rounding, and leaves a bias of about 1e-6 of the gradient where there is none. Of the settings, delta, loss, cliprange and responses (g) are used. Raises ValueError for a delta that treats equal
-    rewards of a group differently, and where there would be more than MAX_CASES cases.
+    their rounding, and leaves a bias of about 1e-6 of the gradient where there is none. Of the settings, delta,
+    loss, cliprange and responses (g) are used. Raises ValueError for a delta that treats equal rewards of a group
+    differently, and where there would be more than MAX_CASES cases.
     """
     old_log_probs = log_probs if old_log_probs is None else old_log_probs
     g = settings.responses
