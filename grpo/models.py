@@ -56,7 +56,7 @@ def resolve_model(name: str | Path) -> str:
             if (folder / "config.json").is_file():
                 return str(folder)
         raise FileNotFoundError(
-            "model 'tiny' is not in this installation; `grpo warmup` makes it (about twelve minutes)"
+            "model 'tiny' is not in this installation; `grpo warmup` makes it (about ten minutes)"
         )
     if name == "smollm2":
         return str(smollm2_folder())

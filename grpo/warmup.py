@@ -13,7 +13,7 @@ Both stages mix three prompt styles (see `STYLES`), so that prompts can be compa
 folder that transformers and vLLM load: bfloat16 weights, config, generation config, tokenizer, and warmup.json with
 the settings and the accuracies that were measured. It is written beside and renamed. Run it with
 
-    grpo warmup                          # data/tiny, about twelve minutes on one core
+    grpo warmup                          # data/tiny, about ten minutes on one core
     grpo warmup --out /tmp/tiny --seed 1
 """
 
