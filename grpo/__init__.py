@@ -19,7 +19,7 @@ _NAMES = {
     "models": ("load_model", "save_model"),
     "prompts": ("Prompt", "load_prompt", "prompt_names"),
     "rewards": ("compute_rollout_rewards", "pass_at_k"),
-    "rollouts": ("Completion", "HFEngine", "RolloutEngine", "Sampling"),
+    "rollouts": ("Completion", "EngineError", "HFEngine", "RolloutEngine", "Sampling", "VLLMEngine"),
     "tokenization": ("tokenize_prompt_and_output",),
     "train_step": ("grpo_train_step",),
     "trainer": ("RunResult", "train"),

@@ -17,20 +17,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import tyro
 from tqdm.auto import tqdm
 
 from grpo.advantages import check_choice
-from grpo.config import DATASETS, PRESETS, TrainSettings, preset
+from grpo.config import DATASETS, ENGINES, PRESETS, TrainSettings, preset
 from grpo.data import FetchError, Problem, fetch_gsm8k, load_gsm8k, load_jsonl
 from grpo.demo import DemoSettings, demo
 from grpo.evaluation import check_prompts_fit, evaluate, summarize
 from grpo.models import load_model
 from grpo.prompts import load_prompt
-from grpo.rollouts import HFEngine, Sampling
+from grpo.rollouts import Sampling, check_vllm, open_engine
 from grpo.runs import RunDir, to_line
 from grpo.trainer import TrainingStopped, train
 from grpo.warmup import WarmupSettings, warmup
@@ -50,7 +50,7 @@ class EvalSettings:
     prompt: str | None = None
     """Prompt template; default: tiny_r1_zero for the tiny model, a checkpoint's own, r1_zero for any other."""
     engine: str = "hf"
-    """Rollout engine: hf."""
+    """Rollout engine: hf, or vllm (an extra to install)."""
     n: int | None = None
     """Questions; default: 256 word problems, or all of a file."""
     temperature: float = 1.0
@@ -96,8 +96,9 @@ def evaluation_defaults(model: str) -> tuple[str, int]:
 
 def run_eval(settings: EvalSettings) -> None:
     """Evaluate, write a JSONL of questions, responses and verdicts, print the counts and, last, a line of JSON."""
-    if settings.engine != "hf":
-        raise ValueError(f"engine={settings.engine!r} is unknown; choose one of 'hf'")
+    check_choice("engine", settings.engine, ENGINES)
+    if settings.engine == "vllm":
+        check_vllm()
     if settings.dtype not in {"float32", "bfloat16"}:
         raise ValueError(f"dtype={settings.dtype!r} must be float32 or bfloat16")
     for name in ("n", "max_new_tokens"):
@@ -121,15 +122,20 @@ def run_eval(settings: EvalSettings) -> None:
     if out.exists():
         raise ValueError(f"out={str(out)!r} exists; give a new file, or move it away")
     model, tokenizer = load_model(settings.model, device=settings.device, dtype=getattr(torch, settings.dtype))
-    engine = HFEngine(model, tokenizer, max_batch_tokens=settings.max_batch_tokens)
     check_prompts_fit(model, tokenizer, prompt, problems, sampling.max_tokens)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.touch()
     except OSError as error:
         raise ValueError(f"out={str(out)!r} cannot be written ({error}); give another file") from error
+    dtype: Any = settings.dtype
+    engine = open_engine(settings.engine, model, tokenizer, max_batch_tokens=settings.max_batch_tokens, dtype=dtype)
     start = time.perf_counter()
-    with out.open("w", encoding="utf-8") as file, tqdm(total=len(problems), desc="eval", dynamic_ncols=True) as bar:
+    with (
+        engine,
+        out.open("w", encoding="utf-8") as file,
+        tqdm(total=len(problems), desc="eval", dynamic_ncols=True) as bar,
+    ):
 
         def write(rows: list[dict]) -> None:
             file.writelines(map(to_line, rows))

@@ -15,7 +15,7 @@ from grpo.rollouts.base import Sampling
 from grpo.update import UpdateSettings
 
 SCHEDULES = ("constant", "linear", "cosine")
-ENGINES = ("hf",)
+ENGINES = ("hf", "vllm")
 DATASETS = ("words", "gsm8k")
 
 
@@ -95,8 +95,8 @@ class TrainSettings:
     """Nucleus sampling; below 1 the gradient is that of another distribution than the one sampled."""
     max_new_tokens: int = 80
     """Longest response, in tokens."""
-    engine: Literal["hf"] = "hf"
-    """Rollout engine."""
+    engine: Literal["hf", "vllm"] = "hf"
+    """Rollout engine: hf (transformers, in this process), or vllm (a process of its own; an extra to install)."""
     max_batch_tokens: int = 65_536
     """Bound on rows x (prompt + max_new_tokens) that the hf engine generates at once; changes the samples."""
 

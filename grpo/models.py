@@ -55,9 +55,7 @@ def resolve_model(name: str | Path) -> str:
         for folder in (PACKAGE / "_tiny", PACKAGE.parent / "data" / "tiny"):
             if (folder / "config.json").is_file():
                 return str(folder)
-        raise FileNotFoundError(
-            "model 'tiny' is not in this installation; `grpo warmup` makes it (about ten minutes)"
-        )
+        raise FileNotFoundError("model 'tiny' is not in this installation; `grpo warmup` makes it (about ten minutes)")
     if name == "smollm2":
         return str(smollm2_folder())
     return HUB_IDS.get(str(name), str(name))

@@ -38,7 +38,7 @@ from grpo.models import load_model, resolve_device
 from grpo.plots import plot_run
 from grpo.prompts import Prompt, load_prompt
 from grpo.rewards import RewardFn, compute_rollout_rewards
-from grpo.rollouts import Completion, HFEngine
+from grpo.rollouts import Completion, EngineError, check_vllm, open_engine
 from grpo.runs import RunDir
 from grpo.tasks import load_problems, question_numbers
 from grpo.tokenization import tokenize_prompt_and_output
@@ -117,6 +117,8 @@ class Trainer:
         self.autocast_dtype = torch.bfloat16 if self.device.type == "cuda" and settings.autocast else None
 
         self.run = RunDir(settings.folder())
+        if settings.engine == "vllm":
+            check_vllm()
         self.run.check(config, resume)
         self.tracker = open_tracker(settings.tracker)
         steps_saved = self.run.checkpoint_steps() if resume else []
@@ -136,9 +138,6 @@ class Trainer:
         if settings.kl_coef > 0:
             start = load_model(settings.model, device=settings.device)[0] if checkpoint else copy.deepcopy(self.model)
             self.reference = start.eval().requires_grad_(False)
-        self.engine = HFEngine(
-            self.model, self.tokenizer, max_batch_tokens=settings.max_batch_tokens, autocast_dtype=self.autocast_dtype
-        )
         self._check_prompts_fit()
 
         counts: dict[str, int] = {}
@@ -148,6 +147,13 @@ class Trainer:
             seed_everything(settings.seed)
         self.skipped_updates, self.bad_updates = counts.get("skipped_updates", 0), counts.get("bad_updates", 0)
         self.last_good_step = counts.get("last_good_step", self.step)
+        self.engine = open_engine(
+            settings.engine,
+            self.model,
+            self.tokenizer,
+            max_batch_tokens=settings.max_batch_tokens,
+            autocast_dtype=self.autocast_dtype,
+        )
         # Only now is anything written: a model or file that cannot be had leaves everything as it was.
         self.run.create(config)
         self.run.cut_back(self.step if checkpoint else -1)
@@ -292,7 +298,14 @@ class Trainer:
     def do_step(self) -> tuple[float, float]:
         """Roll out, update and record one step; returns the seconds that it took and the mean reward."""
         start = time.perf_counter()
-        problems, completions = self.rollout()
+        try:
+            problems, completions = self.rollout()
+        except EngineError as error:
+            self.step -= 1  # nothing of this step was done
+            folder = self.save()
+            raise TrainingStopped(
+                f"the state after step {self.step} is in {folder}, go on from it with --resume; {error}"
+            ) from error
         sampled = time.perf_counter()
         metrics = self.train_on(problems, completions)
         self.engine.sync(self.model)
@@ -394,5 +407,6 @@ def train(
     try:
         return trainer.run_steps()
     finally:
+        trainer.engine.close()
         if trainer.tracker:
             trainer.tracker.finish()

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
+from grpo.log_probs import check_context
+from grpo.tokenization import encode
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -77,3 +80,25 @@ class RolloutEngine(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close on the way out, whatever happened."""
+
+
+def encode_prompts(prompts: Sequence[str], sampling: Sampling, model: Any, tokenizer: Any) -> list[list[int]]:
+    """Ids of each prompt; ValueError, naming the prompt, when it is empty or leaves no room for max_tokens."""
+    prompt_ids = encode(prompts, tokenizer, "prompts")
+    for i, ids in enumerate(prompt_ids):
+        if not ids:
+            raise ValueError(f"prompts[{i}]={prompts[i]!r} has no tokens; a prompt needs at least one")
+        what = f"prompts[{i}] ({len(ids)} tokens) with max_tokens={sampling.max_tokens}"
+        check_context(model, len(ids) + sampling.max_tokens, what)
+    return prompt_ids
+
+
+def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Text of a response's ids, without special tokens."""
+    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def cut_after_stop(text: str, stops: Sequence[str]) -> str | None:
+    """The text up to the end of the first stop string in it; None when there is none."""
+    ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
+    return text[: min(ends)] if ends else None

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from grpo.log_probs import autocast, check_context
+from grpo.log_probs import autocast
 from grpo.models import eos_token_ids
-from grpo.rollouts.base import Completion, Sampling
-from grpo.tokenization import encode, ensure_pad_token
+from grpo.rollouts.base import Completion, Sampling, cut_after_stop, decode, encode_prompts
+from grpo.tokenization import ensure_pad_token
 
 
 def filter_top_p(logits: Tensor, top_p: float) -> Tensor:
@@ -93,12 +93,7 @@ class HFEngine:
 
         Raises ValueError, naming the prompt, when one is empty or does not fit the context together with max_tokens.
         """
-        prompt_ids = encode(prompts, self.tokenizer, "prompts")
-        for i, ids in enumerate(prompt_ids):
-            if not ids:
-                raise ValueError(f"prompts[{i}]={prompts[i]!r} has no tokens; a prompt needs at least one")
-            what = f"prompts[{i}] ({len(ids)} tokens) with max_tokens={sampling.max_tokens}"
-            check_context(self.model, len(ids) + sampling.max_tokens, what)
+        prompt_ids = encode_prompts(prompts, sampling, self.model, self.tokenizer)
         device = self.model.device
         generator = torch.Generator(device=device).manual_seed(sampling.seed)
         completions: dict[int, Completion] = {}
@@ -190,21 +185,16 @@ class HFEngine:
             logits, cache = out.logits[:, -1], out.past_key_values
         cut_off = [row for row in rows if row not in done]
         for row in cut_off:
-            done[row] = Completion(self._decode(ids[row]), ids[row], log_probs[row], "length")
+            done[row] = Completion(decode(self.tokenizer, ids[row]), ids[row], log_probs[row], "length")
         if self.on_progress and cut_off:
             self.on_progress(len(cut_off))
         return done
 
-    def _decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
     def _ended_text(self, ids: list[int], stops: tuple[str, ...]) -> str | None:
         """The text of a completion that has ended at its last token, else None."""
-        text = self._decode(ids)
-        ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
-        if ends:
-            return text[: min(ends)]
-        return text if ids[-1] in self.eos_token_ids else None
+        text = decode(self.tokenizer, ids)
+        cut = cut_after_stop(text, stops)
+        return text if cut is None and ids[-1] in self.eos_token_ids else cut
 
     def _stop_enders(self, stop: str) -> Tensor | None:
         """Which tokens of the vocabulary hold the stop string's last character, (V,); None when any token might."""
