@@ -97,6 +97,8 @@ class TrainSettings:
     """Longest response, in tokens."""
     engine: Literal["hf", "vllm"] = "hf"
     """Rollout engine: hf (transformers, in this process), or vllm (a process of its own; an extra to install)."""
+    engine_weight_cap: float | None = None
+    """Weight each token's loss by min(pi / pi_engine, this): for an engine whose log-probs differ; none: no weights."""
     max_batch_tokens: int = 65_536
     """Bound on rows x (prompt + max_new_tokens) that the hf engine generates at once; changes the samples."""
 
@@ -152,6 +154,9 @@ class TrainSettings:
             raise ValueError(f"learning_rate={self.learning_rate!r} must be a finite number above 0")
         if self.cliprange_upper is not None and self.cliprange is None:
             raise ValueError(f"cliprange_upper={self.cliprange_upper} without cliprange; give both sides")
+        cap = self.engine_weight_cap
+        if cap is not None and not (math.isfinite(cap) and cap > 0):
+            raise ValueError(f"engine_weight_cap={cap!r} must be a finite number above 0")
         self.sampling(0)
         self.update_settings()
         check_advantage_settings(self.group_size, **self.advantage_settings())

@@ -34,6 +34,7 @@ from grpo.config import TrainSettings, preset
 from grpo.data import Problem
 from grpo.evaluation import check_prompts_fit, evaluate, summarize
 from grpo.log_probs import log_probs_in_batches
+from grpo.mismatch import engine_log_probs, measure_mismatch, truncated_importance_weights
 from grpo.models import load_model, resolve_device
 from grpo.plots import plot_run
 from grpo.prompts import Prompt, load_prompt
@@ -195,8 +196,15 @@ class Trainer:
         )
         metrics = summarize_rollouts(reward_metadata, advantage_metadata, batch["response_mask"], settings.group_size)
         self._log_rollouts(problems, completions, rewards, advantages)
-        needs_old = settings.importance_reweighting != "none" or settings.updates_per_step > 1
-        old = self._log_probs(self.model, batch) if needs_old else None
+        old = self._log_probs(self.model, batch) if self._needs_old_log_probs() else None
+        token_weights = None
+        if old is not None:
+            from_engine = engine_log_probs([c.log_probs for c in completions], batch["response_mask"])
+            metrics |= measure_mismatch(old, from_engine, batch["response_mask"])
+            if settings.engine_weight_cap is not None:
+                token_weights = truncated_importance_weights(
+                    old, from_engine, batch["response_mask"], settings.engine_weight_cap
+                )
         reference = self._log_probs(self.reference, batch) if self.reference is not None else None
 
         updates: list[dict[str, float]] = []
@@ -212,10 +220,17 @@ class Trainer:
                 settings.update_settings(self.autocast_dtype),
                 None if old is None else old[rows],
                 None if reference is None else reference[rows],
+                None if token_weights is None else token_weights[rows],
             )
             updates.append(metadata | {"learning_rate": settings.learning_rate_at(update)})
             self._count_bad(bool(metadata["skipped"]))
         return metrics | mean_metrics(updates) | {"skipped_updates": float(self.skipped_updates)}
+
+    def _needs_old_log_probs(self) -> bool:
+        """Whether an update reweights by them, comes after another one, or rests on another program's samples."""
+        s = self.settings
+        reweights = s.importance_reweighting != "none" or s.engine_weight_cap is not None
+        return reweights or s.updates_per_step > 1 or s.engine != "hf"
 
     def _log_probs(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
         rows_at_once = -(-self.settings.train_batch // self.settings.microbatches)

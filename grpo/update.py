@@ -84,6 +84,7 @@ def check_batch(
     settings: UpdateSettings,
     old_log_probs: Tensor | None,
     ref_log_probs: Tensor | None,
+    token_weights: Tensor | None = None,
 ) -> None:
     """Raise ValueError when a tokenized batch and its log-probs cannot be trained on under `settings`."""
     shape = batch["labels"].shape
@@ -91,6 +92,7 @@ def check_batch(
     needed_by = {
         "old_log_probs": (old_log_probs, f"importance_reweighting_method={method!r}" if method != "none" else ""),
         "ref_log_probs": (ref_log_probs, f"kl_coef={kl_coef}" if kl_coef != 0 else ""),
+        "token_weights": (token_weights, ""),
     }
     for name, (value, reason) in needed_by.items():
         if value is None and reason:
@@ -149,6 +151,8 @@ def _backward(
         settings.cliprange,
         mask,
     )
+    if "token_weights" in batch:
+        per_token = per_token * batch["token_weights"]
     if settings.kl_coef != 0:
         kl = compute_kl(scored["log_probs"], batch["ref_log_probs"], settings.kl_estimator, mask)
         per_token = per_token + settings.kl_coef * kl
@@ -185,10 +189,12 @@ def policy_gradient_update(
     settings: UpdateSettings,
     old_log_probs: Tensor | None = None,
     ref_log_probs: Tensor | None = None,
+    token_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """Move the parameters once along the policy gradient of a tokenized batch.
 
     batch: input_ids, labels, response_mask, each (N, T). advantages: (N,). old_log_probs, ref_log_probs: (N, T), nats.
+    token_weights: (N, T), constants that multiply each token's policy-gradient loss (grpo.mismatch).
 
     Returns the loss of the whole batch (a scalar without gradient) and metadata. token_entropy (nats), ratio_mean,
     ratio_max, clip_fraction, approx_kl and, with a KL term, kl_to_reference are over the response tokens of rows with an
@@ -197,7 +203,7 @@ def policy_gradient_update(
 
     Raises ValueError for shapes that do not fit, log-probs that are missing, and rows longer than the model's context.
     """
-    check_batch(model, batch, settings, old_log_probs, ref_log_probs)
+    check_batch(model, batch, settings, old_log_probs, ref_log_probs, token_weights)
     rows = len(batch["labels"])
     if advantages.shape != (rows,):
         raise ValueError(f"advantages has shape {tuple(advantages.shape)}; expected ({rows},), one a row of the batch")
@@ -205,6 +211,7 @@ def policy_gradient_update(
     columns = dict(batch)
     columns |= {} if old_log_probs is None else {"old_log_probs": old_log_probs}
     columns |= {} if ref_log_probs is None else {"ref_log_probs": ref_log_probs}
+    columns |= {} if token_weights is None else {"token_weights": token_weights}
     lengths = response_ends(batch["response_mask"]).cpu()
     response_tokens = int(batch["response_mask"].sum())
     prune = settings.prune_zero_advantages and settings.kl_coef == 0

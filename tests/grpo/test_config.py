@@ -96,6 +96,8 @@ def test_every_field_has_a_docstring():
         ({"engine": "sglang"}, "engine='sglang' is unknown"),
         ({"data": "math"}, "data='math' is unknown"),
         ({"learning_rate": 0.0}, "learning_rate=0.0"),
+        ({"engine_weight_cap": 0.0}, "engine_weight_cap=0.0"),
+        ({"engine": "vlm"}, "engine='vlm' is unknown; choose one of 'hf', 'vllm'"),
         ({"learning_rate": math.nan}, "learning_rate=nan"),
         ({"temperature": 0.0}, "temperature=0.0"),
         ({"top_p": 0.0}, "top_p=0.0"),

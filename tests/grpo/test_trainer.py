@@ -376,6 +376,21 @@ def test_on_policy_ratio_is_one_when_reweighting(settings):
     assert row["clip_fraction"] == 0
 
 
+def test_the_engines_difference_is_measured_and_weighed(settings, tmp_path):
+    plain = go(settings)
+    # hf samples from the trainer's own weights: the difference is rounding, and the weights are 1 but for that
+    weighed = go(dataclasses.replace(settings, engine_weight_cap=2.0, run_dir=str(tmp_path / "weighed")))
+    for row in weighed.run.read("metrics", "train"):
+        assert 0 <= row["engine_mismatch_mean"] <= row["engine_mismatch_max"] < 1e-4
+        assert row["engine_effective_sample_size"] == pytest.approx(1, abs=1e-6)
+    for a, b in zip(weights(plain), weights(weighed), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+    # a cap of 1e-9 leaves next to no gradient, before the optimizer makes steps of it
+    capped = go(dataclasses.replace(settings, engine_weight_cap=1e-9, run_dir=str(tmp_path / "capped"), steps=1))
+    norms = [r.run.read("metrics", "train")[0]["grad_norm"] for r in (plain, capped)]
+    assert norms[1] == pytest.approx(1e-9 * norms[0], rel=1e-3)
+
+
 def test_train_batches_are_whole_groups_each_once_a_pass(settings):
     trainer = Trainer(dataclasses.replace(settings, train_batch=8, passes=2), vowels_reward, None, False, False)
     trainer.step = 1

@@ -447,6 +447,7 @@ def test_settings_that_cannot_work_are_refused_at_once(changes, message):
             r"old_log_probs has shape \(6, 4\); expected \(6, 5\)",
         ),
         ({"kl_coef": 0.1}, {}, r"ref_log_probs=None with kl_coef=0\.1"),
+        ({}, {"weights": (6, 4)}, r"token_weights has shape \(6, 4\); expected \(6, 5\)"),
         ({"kl_coef": 0.1}, {"ref": (5, 5)}, r"ref_log_probs has shape \(5, 5\); expected \(6, 5\)"),
         ({}, {"advantages": (6, 1)}, r"advantages has shape \(6, 1\); expected \(6,\)"),
         ({}, {"advantages": (5,)}, r"advantages has shape \(5,\); expected \(6,\)"),
@@ -454,13 +455,34 @@ def test_settings_that_cannot_work_are_refused_at_once(changes, message):
 )
 def test_what_does_not_fit_the_batch_is_refused_before_the_model_is_called(changes, arguments, message):
     model, batch = DummyModel(), make_batch(RESPONSES)
-    old, ref = (torch.zeros(arguments[name]) if name in arguments else None for name in ("old", "ref"))
+    columns = [torch.zeros(arguments[name]) if name in arguments else None for name in ("old", "ref", "weights")]
     advantages = torch.ones(arguments.get("advantages", (6,)))
     with pytest.raises(ValueError, match=message):
         policy_gradient_update(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), batch, advantages, settings(**changes), old, ref
+            model, torch.optim.SGD(model.parameters(), lr=0.1), batch, advantages, settings(**changes), *columns
         )
     assert not model.calls
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_token_weights_multiply_each_tokens_loss_and_no_kl_term(steps):
+    batch, model = make_batch(RESPONSES), DummyModel()
+    _, ref = old_and_ref(batch)
+    weights = 0.5 + torch.rand(batch["labels"].shape, generator=torch.Generator().manual_seed(1), dtype=F64)
+    # by the definition: mean over a row's response tokens of -w A log pi + 0.1 (log pi - log ref)^2 / 2, then over rows
+    total = torch.zeros((), dtype=F64)
+    for row, mask in enumerate(batch["response_mask"]):
+        if mask.any():
+            log_p = row_log_probs(model, [int(batch["input_ids"][row, 0])], RESPONSES[row])
+            loss = -weights[row][mask] * ADVANTAGES[row] * log_p + 0.1 * (log_p - ref[row][mask]) ** 2 / 2
+            total = total + loss.mean() / len(RESPONSES)
+    expected = flat(torch.autograd.grad(total, list(model.parameters())))
+    chosen = settings(gradient_accumulation_steps=steps, kl_coef=0.1, kl_estimator="k2")
+    gradient, (loss, _) = sgd_gradient(
+        model, lambda sgd: policy_gradient_update(model, sgd, batch, ADVANTAGES, chosen, None, ref, weights)
+    )
+    assert relative_error(gradient, expected) < 1e-9
+    assert loss.item() == pytest.approx(total.item(), rel=1e-9)
 
 
 def test_rows_beyond_the_context_are_refused_before_the_model_is_called():
