@@ -123,28 +123,28 @@ def run_eval(settings: EvalSettings) -> None:
         raise ValueError(f"out={str(out)!r} exists; give a new file, or move it away")
     model, tokenizer = load_model(settings.model, device=settings.device, dtype=getattr(torch, settings.dtype))
     check_prompts_fit(model, tokenizer, prompt, problems, sampling.max_tokens)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.touch()
-    except OSError as error:
-        raise ValueError(f"out={str(out)!r} cannot be written ({error}); give another file") from error
     dtype: Any = settings.dtype
-    engine = open_engine(settings.engine, model, tokenizer, max_batch_tokens=settings.max_batch_tokens, dtype=dtype)
-    start = time.perf_counter()
-    with (
-        engine,
-        out.open("w", encoding="utf-8") as file,
-        tqdm(total=len(problems), desc="eval", dynamic_ncols=True) as bar,
-    ):
 
-        def write(rows: list[dict]) -> None:
-            file.writelines(map(to_line, rows))
-            file.flush()
+    def reward_fn(response: str, ground_truth: str) -> dict[str, float]:
+        return prompt.reward_fn(response, ground_truth, strict=settings.strict)
 
-        def reward_fn(response: str, ground_truth: str) -> dict[str, float]:
-            return prompt.reward_fn(response, ground_truth, strict=settings.strict)
+    # The engine first: one that does not start leaves no empty file behind.
+    with open_engine(
+        settings.engine, model, tokenizer, max_batch_tokens=settings.max_batch_tokens, dtype=dtype
+    ) as engine:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            file = out.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"out={str(out)!r} cannot be written ({error}); give another file") from error
+        start = time.perf_counter()
+        with file, tqdm(total=len(problems), desc="eval", dynamic_ncols=True) as bar:
 
-        records = evaluate(engine, problems, prompt, sampling, reward_fn=reward_fn, bar=bar, sink=write)
+            def write(rows: list[dict]) -> None:
+                file.writelines(map(to_line, rows))
+                file.flush()
+
+            records = evaluate(engine, problems, prompt, sampling, reward_fn=reward_fn, bar=bar, sink=write)
     seconds = time.perf_counter() - start
     summary = summarize(records)
     print(f"format right, answer right  {summary.format_and_right:6d}")

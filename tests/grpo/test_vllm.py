@@ -204,6 +204,17 @@ def test_without_vllm_the_extra_is_named_before_anything_is_written(monkeypatch,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_engine_that_does_not_start_leaves_nothing_behind(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(vllm_local, "WORKER", [sys.executable, "-c", "raise SystemExit('no such device')"])
+    monkeypatch.setattr(vllm_local, "check_vllm", lambda: None)
+    monkeypatch.setattr("grpo.cli.check_vllm", lambda: None)
+    monkeypatch.setattr("grpo.trainer.check_vllm", lambda: None)
+    for command in (["train", "--run-dir", str(tmp_path / "run")], ["eval", "--out", str(tmp_path / "out.jsonl")]):
+        assert main([*command, "--engine", "vllm"]) == 2
+        assert "no such device" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_version_is_warned_of(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
 
