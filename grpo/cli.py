@@ -3,6 +3,7 @@
     grpo demo                      a tiny OLMo 2 learns word problems, on a CPU
     grpo train --preset NAME       train: tiny, smollm2 or olmo2-1b, every setting an option
     grpo eval                      prompt a model with a dataset and count right answers
+    grpo baselines                 prompt a model with several prompts and count by category
     grpo data fetch gsm8k          download GSM8K, checked by sha256
     grpo warmup                    make the tiny model again from nothing
 
@@ -24,17 +25,18 @@ import tyro
 from tqdm.auto import tqdm
 
 from grpo.advantages import check_choice
-from grpo.config import DATASETS, ENGINES, PRESETS, TrainSettings, preset
-from grpo.data import FetchError, Problem, fetch_gsm8k, load_gsm8k, load_jsonl
+from grpo.baselines import BaselineSettings, baselines
+from grpo.config import ENGINES, PRESETS, TrainSettings, preset
+from grpo.data import FetchError, fetch_gsm8k
 from grpo.demo import DemoSettings, demo
 from grpo.evaluation import check_prompts_fit, evaluate, summarize
 from grpo.models import load_model
 from grpo.prompts import load_prompt
 from grpo.rollouts import Sampling, check_vllm, open_engine
 from grpo.runs import RunDir, to_line
+from grpo.tasks import load_test_problems
 from grpo.trainer import TrainingStopped, train
 from grpo.warmup import WarmupSettings, warmup
-from grpo.words import word_problems
 
 
 @dataclass(frozen=True)
@@ -73,17 +75,6 @@ class EvalSettings:
     """JSONL to write; default: runs/eval-<model>-<data>-<prompt>-<time>.jsonl."""
 
 
-def evaluation_problems(settings: EvalSettings) -> list[Problem]:
-    """The questions that `grpo eval` asks."""
-    if settings.data == "words":
-        return word_problems(256 if settings.n is None else settings.n, 0, "validation")
-    if settings.data == "gsm8k":
-        return load_gsm8k("test", settings.data_dir, settings.n)
-    if not settings.data.endswith(".jsonl"):
-        check_choice("data", settings.data, (*DATASETS, "a .jsonl file"))
-    return load_jsonl(settings.data, limit=settings.n)
-
-
 def evaluation_defaults(model: str) -> tuple[str, int]:
     """Prompt and longest response: for a checkpoint of a run those that the run trained with."""
     folder = Path(model).absolute()
@@ -115,7 +106,7 @@ def run_eval(settings: EvalSettings) -> None:
         prompt.stop,
         settings.seed,
     )
-    problems = evaluation_problems(settings)
+    problems = load_test_problems(settings.data, settings.n, settings.data_dir)
     data_name = Path(settings.data).stem
     name = f"eval-{Path(settings.model).name}-{data_name}-{prompt.name}-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
     out = Path(settings.out or Path("runs") / name)
@@ -225,6 +216,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "demo": lambda arguments: demo(tyro.cli(DemoSettings, args=arguments, prog="grpo demo")),
     "train": run_train,
     "eval": lambda arguments: run_eval(tyro.cli(EvalSettings, args=arguments, prog="grpo eval")),
+    "baselines": lambda arguments: baselines(tyro.cli(BaselineSettings, args=arguments, prog="grpo baselines")),
     "data": run_data,
     "warmup": lambda arguments: print(warmup(tyro.cli(WarmupSettings, args=arguments, prog="grpo warmup"))),
 }

@@ -6,7 +6,8 @@ import random
 
 import torch
 
-from grpo.config import TrainSettings
+from grpo.advantages import check_choice
+from grpo.config import DATASETS, TrainSettings
 from grpo.data import Problem, load_gsm8k, load_jsonl
 from grpo.words import word_problems
 
@@ -39,6 +40,20 @@ def load_problems(settings: TrainSettings) -> tuple[list[Problem], list[Problem]
                 "and into validation; leave each question once"
             )
     return training, validation
+
+
+def load_test_problems(data: str, n: int | None = None, data_dir: str | None = None) -> list[Problem]:
+    """Questions to evaluate on: of data="words" n (default 256) held-out ones, of "gsm8k" or a .jsonl file the first n.
+
+    Raises ValueError for other data, and what the loaders raise.
+    """
+    if data == "words":
+        return word_problems(256 if n is None else n, 0, "validation")
+    if data == "gsm8k":
+        return load_gsm8k("test", data_dir, n)
+    if not data.endswith(".jsonl"):
+        check_choice("data", data, (*DATASETS, "a .jsonl file"))
+    return load_jsonl(data, limit=n)
 
 
 def question_numbers(step: int, per_step: int, questions: int, seed: int) -> list[int]:
