@@ -5,6 +5,7 @@
     grpo eval                      prompt a model with a dataset and count right answers
     grpo baselines                 prompt a model with several prompts and count by category
     grpo data fetch gsm8k          download GSM8K, checked by sha256
+    grpo sft                       a short supervised warm-up of a pretrained model
     grpo warmup                    make the tiny model again from nothing
 
 `grpo COMMAND --help` lists a command's options.
@@ -34,6 +35,7 @@ from grpo.models import load_model
 from grpo.prompts import load_prompt
 from grpo.rollouts import Sampling, check_vllm, open_engine
 from grpo.runs import RunDir, to_line
+from grpo.supervised import SFTSettings, sft
 from grpo.tasks import load_test_problems
 from grpo.trainer import TrainingStopped, train
 from grpo.warmup import WarmupSettings, warmup
@@ -218,6 +220,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "eval": lambda arguments: run_eval(tyro.cli(EvalSettings, args=arguments, prog="grpo eval")),
     "baselines": lambda arguments: baselines(tyro.cli(BaselineSettings, args=arguments, prog="grpo baselines")),
     "data": run_data,
+    "sft": lambda arguments: print(sft(tyro.cli(SFTSettings, args=arguments, prog="grpo sft"))),
     "warmup": lambda arguments: print(warmup(tyro.cli(WarmupSettings, args=arguments, prog="grpo warmup"))),
 }
 

@@ -104,14 +104,19 @@ def _holds_a_model_or_nothing(folder: Path) -> bool:
     return not inside or ((folder / "config.json").is_file() and not any(path.is_dir() for path in inside))
 
 
+def check_model_folder(folder: str | Path) -> None:
+    """Raise ValueError when writing a model there would destroy something else than a model."""
+    if Path(folder).exists() and not _holds_a_model_or_nothing(Path(folder)):
+        raise ValueError(f"folder={str(folder)!r} holds something else than a model; give a new folder")
+
+
 def save_model(model: nn.Module, tokenizer: Any, folder: str | Path) -> Path:
     """Write model and tokenizer to `folder`, beside it first and then renamed, so that no half-written one is ever seen.
 
     An older model there is replaced. Raises ValueError for a folder that holds anything else.
     """
+    check_model_folder(folder)
     folder = Path(folder).resolve()
-    if folder.exists() and not _holds_a_model_or_nothing(folder):
-        raise ValueError(f"folder={str(folder)!r} holds something else than a model; give a new folder")
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)

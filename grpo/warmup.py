@@ -31,9 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import transformers
-from tqdm.auto import tqdm
 from transformers import Olmo2ForCausalLM, PreTrainedTokenizerFast
 
 from grpo.data import Problem
@@ -41,6 +39,7 @@ from grpo.evaluation import evaluate, summarize
 from grpo.models import load_model
 from grpo.prompts import Prompt, load_prompt
 from grpo.rollouts import HFEngine, Sampling
+from grpo.supervised import Row, train_supervised
 from grpo.tiny import build_model, build_tokenizer
 from grpo.words import LEVEL_LIMITS, word_problems
 
@@ -55,7 +54,6 @@ MIXTURES = {
     "tiny_question_only": _ELSEWHERE,
     "tiny_r1_zero_three_shot": _AFTER_EXAMPLES,
 }
-_IGNORE = -100  # cross_entropy's mark for a label without a loss
 _LARGEST_GUESS = 30
 _LONGEST_RESPONSE = 80  # tokens; a right one has at most about 40
 _TOKENIZER_PROBLEMS = 10_000
@@ -195,39 +193,13 @@ class Corpus:
         self.problems, self.prompts, self.tokenizer = problems, prompts, tokenizer
         self.rng = random.Random(f"corpus {seed}")
 
-    def rows(
-        self, style: str, count: int, respond: Callable[[Problem, str, random.Random], str]
-    ) -> list[tuple[list[int], list[int]]]:
+    def rows(self, style: str, count: int, respond: Callable[[Problem, str, random.Random], str]) -> list[Row]:
         """Return (prompt ids, response ids with EOS) of `count` problems drawn at random."""
         drawn = self.rng.choices(self.problems, k=count)
         prompts = [self.prompts[style].render(problem.question) for problem in drawn]
         responses = [respond(problem, style, self.rng) for problem in drawn]
         ids = self.tokenizer(prompts + responses, add_special_tokens=False)["input_ids"]
         return [(ids[i], [*ids[count + i], self.tokenizer.eos_token_id]) for i in range(count)]
-
-
-def pad_rows(rows: Sequence[tuple[list[int], list[int]]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return input ids and labels, both (len(rows), longest row - 1), padded on the right.
-
-    Position t's label is the token after it where that is a response token, and has no loss elsewhere.
-    """
-    width = max(len(prompt) + len(response) for prompt, response in rows) - 1
-    inputs = torch.full((len(rows), width), pad_id)
-    labels = torch.full((len(rows), width), _IGNORE)
-    for i, (prompt, response) in enumerate(rows):
-        joined = torch.tensor(prompt + response)
-        inputs[i, : len(joined) - 1] = joined[:-1]
-        labels[i, len(prompt) - 1 : len(joined) - 1] = joined[len(prompt) :]
-    return inputs, labels
-
-
-def learning_rate_at(step: int, steps: int, peak: float) -> float:
-    """Return the rate of a step: up to the peak over the first 5% (at most 100 steps), then a cosine to 5% of it."""
-    rise = min(100, max(1, steps // 20))
-    if step < rise:
-        return peak * (step + 1) / rise
-    progress = (step - rise) / max(1, steps - rise)
-    return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def train_stage(
@@ -239,7 +211,7 @@ def train_stage(
     batch_size: int,
     name: str,
 ) -> float:
-    """Train the model in place on rows of the corpus, with AdamW and gradients clipped to norm 1.
+    """Train the model in place on rows of the corpus; returns the last step's loss, as `train_supervised` does.
 
     Args:
         model: in float32.
@@ -249,31 +221,13 @@ def train_stage(
         peak_lr: see `learning_rate_at`.
         batch_size: rows a step, divided among the styles by STYLES.
         name: for the progress bar.
-
-    Returns:
-        The last step's loss: mean cross-entropy of the response tokens, in nats.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=peak_lr, betas=(0.9, 0.95), weight_decay=0.01)
     counts = {style: max(1, round(batch_size * share)) for style, share in STYLES.items()}
-    pad_id = corpus.tokenizer.pad_token_id
-    last = float("nan")
-    model.train()
-    for step in (bar := tqdm(range(steps), desc=name)):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate_at(step, steps, peak_lr)
-        parts = [pad_rows(corpus.rows(style, count, respond), pad_id) for style, count in counts.items()]
-        tokens = sum(int((labels != _IGNORE).sum()) for _, labels in parts)
-        last = 0.0
-        for inputs, labels in parts:  # one pass a style: padding all to the longest style would double the cost
-            logits = model(inputs, use_cache=False).logits
-            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / tokens
-            loss.backward()
-            last += loss.item()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        bar.set_postfix(loss=f"{last:.3f}")
-    return last
+
+    def batch() -> list[list[Row]]:  # one part a style: padding all to the longest style would double the cost
+        return [corpus.rows(style, count, respond) for style, count in counts.items()]
+
+    return train_supervised(model, batch, corpus.tokenizer.pad_token_id, steps, peak_lr, name)
 
 
 def measure(

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import grpo.warmup
 from grpo.data import Problem
 from grpo.prompts import load_prompt
+from grpo.supervised import learning_rate_at, pad_rows
 from grpo.tiny import build_model
 from grpo.warmup import (
     MIXTURES,
@@ -22,10 +23,8 @@ from grpo.warmup import (
     WarmupSettings,
     broken_response,
     guess_response,
-    learning_rate_at,
     measure,
     mixed_response,
-    pad_rows,
     right_response,
     slip_response,
     train_stage,
