@@ -2,6 +2,7 @@
 
     grpo demo                      a tiny OLMo 2 learns word problems, on a CPU
     grpo train --preset NAME       train: tiny, smollm2 or olmo2-1b, every setting an option
+    grpo sweep FILE                runs of several settings and seeds, from a small file
     grpo eval                      prompt a model with a dataset and count right answers
     grpo baselines                 prompt a model with several prompts and count by category
     grpo data fetch gsm8k          download GSM8K, checked by sha256
@@ -36,6 +37,7 @@ from grpo.prompts import load_prompt
 from grpo.rollouts import Sampling, check_vllm, open_engine
 from grpo.runs import RunDir, to_line
 from grpo.supervised import SFTSettings, sft
+from grpo.sweep import SweepSettings, sweep
 from grpo.tasks import load_test_problems
 from grpo.trainer import TrainingStopped, train
 from grpo.warmup import WarmupSettings, warmup
@@ -217,6 +219,7 @@ def run_train(arguments: Sequence[str]) -> None:
 COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "demo": lambda arguments: demo(tyro.cli(DemoSettings, args=arguments, prog="grpo demo")),
     "train": run_train,
+    "sweep": lambda arguments: sweep(tyro.cli(SweepSettings, args=arguments, prog="grpo sweep")),
     "eval": lambda arguments: run_eval(tyro.cli(EvalSettings, args=arguments, prog="grpo eval")),
     "baselines": lambda arguments: baselines(tyro.cli(BaselineSettings, args=arguments, prog="grpo baselines")),
     "data": run_data,
