@@ -89,7 +89,7 @@ def _train_settings(base: TrainSettings, values: dict[str, Any], where: str) -> 
         raise ValueError(
             f"{where}: {', '.join(unknown)} is no setting of `grpo train`; known: {', '.join(sorted(known))}"
         )
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     try:
         return replace(base, **plain)
     except (TypeError, ValueError) as error:
