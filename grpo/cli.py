@@ -3,6 +3,7 @@
     grpo demo                      a tiny OLMo 2 learns word problems, on a CPU
     grpo train --preset NAME       train: tiny, smollm2 or olmo2-1b, every setting an option
     grpo sweep FILE                runs of several settings and seeds, from a small file
+    grpo plot FOLDER               figures, tables and paired differences of a sweep
     grpo eval                      prompt a model with a dataset and count right answers
     grpo baselines                 prompt a model with several prompts and count by category
     grpo data fetch gsm8k          download GSM8K, checked by sha256
@@ -28,6 +29,7 @@ from tqdm.auto import tqdm
 
 from grpo.advantages import check_choice
 from grpo.baselines import BaselineSettings, baselines
+from grpo.compare import PlotSettings, plot
 from grpo.config import ENGINES, PRESETS, TrainSettings, preset
 from grpo.data import FetchError, fetch_gsm8k
 from grpo.demo import DemoSettings, demo
@@ -220,6 +222,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "demo": lambda arguments: demo(tyro.cli(DemoSettings, args=arguments, prog="grpo demo")),
     "train": run_train,
     "sweep": lambda arguments: sweep(tyro.cli(SweepSettings, args=arguments, prog="grpo sweep")),
+    "plot": lambda arguments: plot(tyro.cli(PlotSettings, args=arguments, prog="grpo plot")),
     "eval": lambda arguments: run_eval(tyro.cli(EvalSettings, args=arguments, prog="grpo eval")),
     "baselines": lambda arguments: baselines(tyro.cli(BaselineSettings, args=arguments, prog="grpo baselines")),
     "data": run_data,

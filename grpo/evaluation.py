@@ -5,7 +5,6 @@ Categories as in the assignment: format and answer right; format right, answer w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from grpo.data import Problem
+from grpo.intervals import wilson_interval
 from grpo.prompts import Prompt
 from grpo.rewards import RewardFn, compute_rollout_rewards
 from grpo.rollouts import RolloutEngine, Sampling
@@ -20,20 +20,6 @@ from grpo.tokenization import encode
 
 # Questions a call of the engine: enough to fill its batches, few enough that a bar moves and a stop loses little.
 QUESTIONS_AT_ONCE = 256
-
-
-def wilson_interval(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """95% confidence interval of a proportion, `right` of n (Wilson 1927); it behaves at 0 and n, unlike p +- 1.96 s.
-
-    >>> [round(x, 3) for x in wilson_interval(5, 10)]
-    [0.237, 0.763]
-    """
-    if not 0 <= right <= n or n < 1:
-        raise ValueError(f"right={right!r} of n={n!r}: expected 0 <= right <= n and n >= 1")
-    p = right / n
-    center = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return center - half, center + half
 
 
 @dataclass(frozen=True)

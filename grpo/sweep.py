@@ -10,10 +10,10 @@
     grpo = { estimator = "grpo" }
     dr_grpo = { estimator = "dr_grpo" }
 
-Each run is written to <out>/<cell>/seed<k>/ as `grpo train` writes it, with done.json when it has ended. Given again, the
-command skips what has ended and resumes what was cut, wherever it was cut. Each run is a process of its own, which ends
-when the sweep does. `--on ray` hands the same runs to a Ray cluster, which places, restarts and schedules them; `out` must
-then be a folder that every node sees.
+Each run is written to <out>/<cell>/seed<k>/ as `grpo train` writes it, with done.json when it has ended. Given again,
+the command skips what has ended and resumes what was cut, wherever it was cut. The file is copied to <out>/sweep.toml.
+Each run is a process of its own, which ends when the sweep does. `--on ray` hands the same runs to a Ray cluster, which
+places, restarts and schedules them; `out` must then be a folder that every node sees.
 """
 
 from __future__ import annotations
@@ -298,6 +298,12 @@ def sweep(settings: SweepSettings) -> dict[str, Any]:
     # All cells of one seed before the next seed: comparisons over few seeds exist early.
     runs.sort(key=lambda run: run.seed)
     left = [run for run in runs if not is_done(run.run_dir)]
+    try:
+        settings.folder().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"out={str(settings.folder())!r} cannot be made ({error}); give another folder") from error
+    # For whoever finds the runs later, and for the order of cells in figures.
+    write_atomically(settings.folder() / "sweep.toml", Path(settings.file).read_text(encoding="utf-8"))
     failed = []
     do = run_on_ray if settings.on == "ray" else run_here
     with tqdm(total=len(runs), initial=len(runs) - len(left), desc="runs", dynamic_ncols=True) as bar:

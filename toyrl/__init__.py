@@ -6,12 +6,12 @@
 
 `sorting` is the task and its rewards, `policy` the model, `settings` what a run is, `epochs` one epoch of it, `training`
 the loop, `exact` and `estimators` the truth to compare with, `bandits` the smallest examples, `labs` what sliders compute,
-`intervals` and `plots` how to look at many seeds. Advantages, losses and KL estimators are those of `grpo`.
+`plots` how to look at many seeds. Advantages, losses, KL estimators and intervals are those of `grpo`.
 """
 
-from toyrl import bandits, estimators, exact, intervals, labs, policy, sorting
+from grpo.intervals import describe, mean_interval
+from toyrl import bandits, estimators, exact, labs, policy, sorting
 from toyrl.epochs import Epoch, compute_deltas
-from toyrl.intervals import describe, mean_interval
 from toyrl.policy import Policy, init_policy, token_log_probs
 from toyrl.settings import DELTAS, LOSSES, RECIPE, Settings, linear_to_zero
 from toyrl.sorting import DEFAULT_PROMPTS, REWARDS
@@ -33,7 +33,6 @@ __all__ = [
     "estimators",
     "exact",
     "init_policy",
-    "intervals",
     "labs",
     "linear_to_zero",
     "mean_interval",

@@ -10,8 +10,8 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from grpo.intervals import mean_interval
 from toyrl.bandits import bernoulli_variance
-from toyrl.intervals import mean_interval
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette, the most legible on white first."""

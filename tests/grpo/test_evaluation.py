@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from grpo.data import Problem
-from grpo.evaluation import QUESTIONS_AT_ONCE, evaluate, summarize, wilson_interval
+from grpo.evaluation import QUESTIONS_AT_ONCE, evaluate, summarize
+from grpo.intervals import wilson_interval
 from grpo.prompts import load_prompt
 from grpo.rollouts import Completion, Sampling
 

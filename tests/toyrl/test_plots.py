@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from grpo.intervals import mean_interval
 from toyrl import exact, plots
-from toyrl.intervals import mean_interval
 
 
 @pytest.fixture

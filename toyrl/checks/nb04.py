@@ -6,8 +6,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from grpo.intervals import describe
 from toyrl.epochs import compute_deltas
-from toyrl.intervals import describe
 from toyrl.settings import Settings
 from toyrl.sorting import DEFAULT_PROMPTS, positions_right
 from toyrl.training import train

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.intervals import describe, mean_interval
 from grpo.losses import compute_kl, compute_policy_gradient_loss
-from toyrl.intervals import describe, mean_interval
 from toyrl.settings import Settings
 from toyrl.training import train
 

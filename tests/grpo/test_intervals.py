@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from toyrl import intervals
+from grpo import intervals
 
 
 # A table of Student's t, two-sided 95%.
