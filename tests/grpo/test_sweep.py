@@ -232,3 +232,16 @@ def test_without_ray_the_error_names_the_extra(tmp_path, monkeypatch) -> None:
     with pytest.raises(ModuleNotFoundError, match=r"grpo-lab\[ray\]"):
         sweep(settings(tmp_path, on="ray"))
     assert not os.path.exists(tmp_path / "out")
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "data" / "experiments").glob("*/*.toml")), ids=lambda f: f"{f.parent.name}/{f.stem}"
+)
+def test_the_experiment_files_hold_runs_that_can_start(file: Path) -> None:
+    runs = load_sweep(SweepSettings(str(file)))
+    responses = {cell: run.steps * run.rollout_batch for cell, seeds in runs.items() for run in seeds.values()}
+    assert len(set(responses.values())) == 1, "cells must be compared at equal numbers of rollouts"
+    assert all(list(seeds) == [42, 43, 44, 45] for seeds in runs.values())
