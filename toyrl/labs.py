@@ -1,9 +1,12 @@
 """What the course's sliders compute, as plain functions: a widget shows the result, a notebook's assert checks it."""
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from grpo.losses import ClipRange
+from grpo.losses import IMPORTANCE_REWEIGHTING_METHODS, ClipRange, compute_policy_gradient_loss
 from toyrl import bandits
 from toyrl.epochs import compute_deltas, token_loss
 from toyrl.settings import Delta, Settings, TokenLoss
@@ -69,3 +72,93 @@ def ratio_lab(
         "loss": values.detach()[:, 0],
         "gradient": gradient[:, 0],
     }
+
+
+@dataclass
+class Baselines:
+    """What `compute_baselines` returns."""
+
+    p: float
+    baseline: float
+    samples: int
+    numbers: dict[str, float]
+    """Of `baseline_lab`."""
+    estimates: Tensor
+    """(repeats,): the simulated estimates of the gradient, each the mean over the samples."""
+    states: bandits.TwoStates
+    """The two-state example with the baselines that were chosen."""
+
+
+def compute_baselines(
+    p: float,
+    baseline: float,
+    samples: int = 10,
+    baseline_a: float = 10.0,
+    baseline_b: float = 1.0,
+    repeats: int = 2_000,
+) -> Baselines:
+    """Put the Bernoulli policy and the two-state example under chosen baselines. Raises ValueError for p outside 0 to 1."""
+    return Baselines(
+        p,
+        baseline,
+        samples,
+        baseline_lab(p, baseline, samples, repeats),
+        bandits.bernoulli_estimates(p, samples, repeats, baseline),
+        bandits.TwoStates(baselines=(baseline_a, baseline_b)),
+    )
+
+
+TOKENS: tuple[tuple[str, float, float], ...] = (
+    ("3", 0.5, 1.0),
+    ("+", 0.9, -0.5),
+    ("12", 0.3, -1.5),
+    ("=", 0.8, 0.5),
+    ("15", 0.1, 1.5),
+    ("</think>", 0.6, -1.0),
+    ("<answer>", 0.95, 0.0),
+    ("15 ", 0.2, 0.0),
+)
+"""A response: each token, its probability when it was sampled, and which way it goes where tokens differ (sum 0)."""
+
+
+@dataclass
+class Drift:
+    """What `compute_drift` returns. Tensors are (tokens,)."""
+
+    advantage: float
+    cliprange: tuple[float, float]
+    ratio: Tensor
+    """Probability now over probability when sampled."""
+    sequence_ratio: float
+    """The geometric mean of the ratios, which GSPO uses."""
+    weights: dict[str, Tensor]
+    """By method: what multiplies grad log pi of each token; positive pushes the token up, 0 leaves it alone."""
+    masked: dict[str, Tensor]
+    """By method: whether clipping has removed the token's gradient."""
+
+
+def compute_drift(
+    advantage: float, drift: float = 0.0, spread: float = 0.0, lower: float = 0.2, upper: float = 0.2
+) -> Drift:
+    """Move the policy after it sampled TOKENS; say what each method makes of the tokens' weights.
+
+    A token's logit, log p/(1 - p), moves by drift + spread x its direction. lower, upper: the clip range. The weights are
+    autograd's, of the core's losses, summed over the tokens. Raises ValueError for numbers that are not finite, and for a
+    range that the core refuses.
+    """
+    for name, value in (("advantage", advantage), ("drift", drift), ("spread", spread)):
+        if not math.isfinite(value):
+            raise ValueError(f"{name}={value} must be a finite number")
+    old = torch.tensor([[probability for _, probability, _ in TOKENS]], dtype=torch.float64)
+    directions = torch.tensor([[direction for _, _, direction in TOKENS]], dtype=torch.float64)
+    now = (old.logit() + drift + spread * directions).sigmoid()
+    weights, masked = {}, {}
+    for method in IMPORTANCE_REWEIGHTING_METHODS:
+        log_probs = now.log().requires_grad_()
+        deltas = torch.tensor([advantage], dtype=torch.float64)
+        loss, _ = compute_policy_gradient_loss(deltas, log_probs, method, old.log(), (lower, upper))
+        (gradient,) = torch.autograd.grad(loss.sum(), log_probs)
+        weights[method] = 0.0 - gradient[0]  # not minus, which makes -0.0 of 0
+        masked[method] = (gradient[0] == 0) & (advantage != 0)
+    ratio = (now / old)[0]
+    return Drift(advantage, (lower, upper), ratio, ratio.log().mean().exp().item(), weights, masked)
