@@ -81,7 +81,7 @@ class Panel(widgets.VBox):
         if self.problem:
             raise ValueError(self.problem)
 
-    def compute(self, **values: Any) -> Any:
+    def compute(self, *_: Any, **values: Any) -> Any:
         """Plain data of the controls' values. Raises ValueError or OSError, for people to read, where there is none."""
         raise NotImplementedError
 
@@ -132,9 +132,8 @@ class Panel(widgets.VBox):
         self._image.value = to_png(picture) if isinstance(picture, Figure) else b""
         self._html.value = on_white(picture) if isinstance(picture, str) else ""
         self._image.layout.display = None if isinstance(picture, Figure) else "none"
-        self._words.value = on_white(
-            f'<pre style="margin:0;color:inherit;background:inherit">{html.escape(words)}</pre>'
-        )
+        plain = f'<pre style="margin:0;color:inherit;background:inherit">{html.escape(words)}</pre>'
+        self._words.value = on_white(plain) if isinstance(picture, Figure) else ""  # HTML is words already
 
     def picture(self) -> Still:
         """What is shown now, without the controls."""

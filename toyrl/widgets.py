@@ -10,6 +10,8 @@ Each is a shell: what it computes is in `toyrl.labs` and `toyrl.training_lab`, w
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -148,7 +150,7 @@ class RewardLab(Panel):
             [pin, unpin, self.progress],
         )
 
-    def compute(self, **values) -> Training:
+    def compute(self, **values: Any) -> Training:
         """Train; see `toyrl.training_lab.compute_training`."""
         self.progress.value = 0.0
         run = compute_training(**values, on_progress=self._report)
@@ -284,7 +286,7 @@ class BaselineLab(Panel):
             }
         )
 
-    def compute(self, **values) -> Baselines:
+    def compute(self, **values: Any) -> Baselines:
         """See `toyrl.labs.compute_baselines`."""
         return compute_baselines(**values)
 
@@ -404,7 +406,7 @@ class RatioLab(Panel):
             }
         )
 
-    def compute(self, **values) -> Drift:
+    def compute(self, **values: Any) -> Drift:
         """See `toyrl.labs.compute_drift`."""
         return compute_drift(**values)
 
