@@ -2,6 +2,7 @@
 
     grpo demo                      a tiny OLMo 2 learns word problems, on a CPU
     grpo train --preset NAME       train: tiny, smollm2 or olmo2-1b, every setting an option
+    grpo plan --preset NAME        the memory and time that such a run needs, and on which GPU it fits
     grpo sweep FILE                runs of several settings and seeds, from a small file
     grpo plot FOLDER               figures, tables and paired differences of a sweep
     grpo eval                      prompt a model with a dataset and count right answers
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 import tyro
@@ -35,6 +36,7 @@ from grpo.data import FetchError, fetch_gsm8k
 from grpo.demo import DemoSettings, demo
 from grpo.evaluation import check_prompts_fit, evaluate, summarize
 from grpo.models import load_model
+from grpo.plan import PlanSettings, plan, show
 from grpo.prompts import load_prompt
 from grpo.rollouts import Sampling, check_vllm, open_engine
 from grpo.runs import RunDir, to_line
@@ -188,28 +190,38 @@ def run_data(arguments: Sequence[str]) -> None:
     print(fetch_gsm8k(settings.target))
 
 
-def run_train(arguments: Sequence[str]) -> None:
-    """grpo train: the preset's settings are the defaults of the options."""
+@dataclass(frozen=True)
+class TrainOptions:
+    """What `grpo train` can be told."""
+
+    settings: Annotated[TrainSettings, tyro.conf.arg(name="")]
+    resume: bool = False
+    """Go on from the newest checkpoint of the run directory."""
+
+
+Options = TypeVar("Options", TrainOptions, PlanSettings)
+
+
+def with_preset(command: str, options: type[Options], arguments: Sequence[str], does: str) -> Options:
+    """Parse the options of a command that starts from a preset, whose settings are the defaults of the options."""
     rest, name = list(arguments), "tiny"
     for i, argument in enumerate(rest):
         if argument == "--preset" or argument.startswith("--preset="):
             given = argument.partition("=")[2] if "=" in argument else (rest[i + 1] if i + 1 < len(rest) else "")
             name, rest[i : i + (1 if "=" in argument else 2)] = given, []
             break
-
-    @dataclass(frozen=True)
-    class Options:
-        settings: Annotated[TrainSettings, tyro.conf.arg(name="")]
-        resume: bool = False
-        """Go on from the newest checkpoint of the run directory."""
-
-    options = tyro.cli(
-        Options,
+    return tyro.cli(
+        options,
         args=rest,
-        prog=f"grpo train --preset {{{','.join(PRESETS)}}}",
-        description=f"Train by the preset {name}, with what the options change.",
-        default=Options(preset(name)),
+        prog=f"grpo {command} --preset {{{','.join(PRESETS)}}}",
+        description=f"{does} the preset {name}, with what the options change.",
+        default=options(preset(name)),
     )
+
+
+def run_train(arguments: Sequence[str]) -> None:
+    """grpo train: the preset's settings are the defaults of the options."""
+    options = with_preset("train", TrainOptions, arguments, "Train by")
     result = train(options.settings, resume=options.resume)
     line = {"steps": result.step, "seconds": round(result.train_seconds, 1), "run_dir": str(result.run.path)}
     line |= (
@@ -218,9 +230,16 @@ def run_train(arguments: Sequence[str]) -> None:
     print(json.dumps(line))
 
 
+def run_plan(arguments: Sequence[str]) -> None:
+    """grpo plan: memory and time of the run that `grpo train` with the same options would do."""
+    options = with_preset("plan", PlanSettings, arguments, "Predict memory and time of")
+    print(show(options, plan(options)))
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "demo": lambda arguments: demo(tyro.cli(DemoSettings, args=arguments, prog="grpo demo")),
     "train": run_train,
+    "plan": run_plan,
     "sweep": lambda arguments: sweep(tyro.cli(SweepSettings, args=arguments, prog="grpo sweep")),
     "plot": lambda arguments: plot(tyro.cli(PlotSettings, args=arguments, prog="grpo plot")),
     "eval": lambda arguments: run_eval(tyro.cli(EvalSettings, args=arguments, prog="grpo eval")),

@@ -171,6 +171,12 @@ class TrainSettings:
         """Optimizer steps of a rollout step."""
         return self.passes * (self.rollout_batch // self.train_batch)
 
+    @property
+    def needs_old_log_probs(self) -> bool:
+        """Whether an update reweights by them, comes after another one, or rests on another program's samples."""
+        reweights = self.importance_reweighting != "none" or self.engine_weight_cap is not None
+        return reweights or self.updates_per_step > 1 or self.engine != "hf"
+
     def _estimator_part(self, name: str) -> Any:
         own = getattr(self, name)
         return ESTIMATORS[self.estimator][name] if own is None else own

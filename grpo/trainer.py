@@ -33,6 +33,7 @@ from grpo.checkpoints import check_checkpoint, restore_checkpoint, save_checkpoi
 from grpo.config import TrainSettings, preset
 from grpo.data import Problem
 from grpo.evaluation import check_prompts_fit, evaluate, summarize
+from grpo.footprint import matmul_parameters
 from grpo.log_probs import log_probs_in_batches
 from grpo.mismatch import engine_log_probs, measure_mismatch, truncated_importance_weights
 from grpo.models import load_model, resolve_device
@@ -196,7 +197,7 @@ class Trainer:
         )
         metrics = summarize_rollouts(reward_metadata, advantage_metadata, batch["response_mask"], settings.group_size)
         self._log_rollouts(problems, completions, rewards, advantages)
-        old = self._log_probs(self.model, batch) if self._needs_old_log_probs() else None
+        old = self._log_probs(self.model, batch) if settings.needs_old_log_probs else None
         token_weights = None
         if old is not None:
             from_engine = engine_log_probs([c.log_probs for c in completions], batch["response_mask"])
@@ -225,12 +226,6 @@ class Trainer:
             updates.append(metadata | {"learning_rate": settings.learning_rate_at(update)})
             self._count_bad(bool(metadata["skipped"]))
         return metrics | mean_metrics(updates) | {"skipped_updates": float(self.skipped_updates)}
-
-    def _needs_old_log_probs(self) -> bool:
-        """Whether an update reweights by them, comes after another one, or rests on another program's samples."""
-        s = self.settings
-        reweights = s.importance_reweighting != "none" or s.engine_weight_cap is not None
-        return reweights or s.updates_per_step > 1 or s.engine != "hf"
 
     def _log_probs(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
         rows_at_once = -(-self.settings.train_batch // self.settings.microbatches)
@@ -329,6 +324,7 @@ class Trainer:
         tokens = sum(len(completion.token_ids) for completion in completions)
         timing = {"rollout_seconds": sampled - start, "update_seconds": end - sampled}
         timing |= {"rollout_tokens_per_second": tokens / timing["rollout_seconds"]}
+        timing |= device_use(self.model, metrics["tokens_processed"], timing["update_seconds"])
         self.run.append("timing", [{"step": self.step} | timing])
         return end - start, metrics["reward"]
 
@@ -371,6 +367,18 @@ def mean_metrics(updates: Sequence[dict[str, float]]) -> dict[str, float]:
         else:
             result[name] = max(values) if name == "ratio_max" else sum(values) / len(values)
     return result
+
+
+def device_use(model: Any, tokens: float, seconds: float) -> dict[str, float]:
+    """FLOP/s of the updates as the model alone needs them, 6 x parameters x tokens / seconds; on a GPU its peak memory.
+
+    Parameters are those of matmul_parameters; the seconds hold grading, log-probs and the sync too. peak_memory_gb: the
+    most that tensors took since the start, 10^9 bytes.
+    """
+    use = {"update_flops_per_second": 6 * matmul_parameters(model) * tokens / seconds}
+    if model.device.type == "cuda":
+        use["peak_memory_gb"] = torch.cuda.max_memory_allocated(model.device) / 1e9
+    return use
 
 
 def full_name(function: Any) -> str:

@@ -18,7 +18,7 @@ def test_help_and_unknown_command(capsys):
     assert "grpo demo" in capsys.readouterr().out
     assert main([]) == 2
     assert main(["tain"]) == 2
-    assert "'tain' is unknown; choose one of demo, train, eval, " in capsys.readouterr().err
+    assert "'tain' is unknown; choose one of demo, train, plan, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["demo", "train", "eval", "warmup"])
@@ -80,6 +80,9 @@ def test_train_defaults_to_tiny(seen):
         (["train", "--run-dir", f"{__file__}/run"], "run' cannot be written"),
         (["data", "fetch", "gsm8k", "--target", __file__], f"target={__file__!r} cannot be made"),
         (["warmup", "--problems", "8", "--out", f"{__file__}/tiny"], "tiny' cannot be written"),
+        (["plan", "--gpu", "h1000"], "gpu='h1000' is unknown; choose one of 'h200', 'h100'"),
+        (["plan", "--mfu", "0"], "mfu=0.0 must be above 0"),
+        (["plan", "--microbatches", "0"], "microbatches=0 must be an integer of at least 1"),
         (["data"], "expected `grpo data fetch gsm8k`"),
         (["data", "fetch", "mnist"], "dataset='mnist' is unknown"),
     ],

@@ -21,7 +21,7 @@ from grpo.data import Problem
 from grpo.models import load_model
 from grpo.runs import RunDir, RunDirError
 from grpo.tasks import load_problems, question_numbers
-from grpo.trainer import Trainer, TrainingStopped, mean_metrics, train
+from grpo.trainer import Trainer, TrainingStopped, device_use, mean_metrics, train
 
 
 def vowels_reward(response: str, ground_truth: str) -> dict[str, float]:
@@ -75,13 +75,26 @@ def test_a_run_writes_what_it_says(settings):
     expected += "ratio_mean ratio_max approx_kl response_length_mean response_length_max rows_pruned tokens_processed "
     expected += "learning_rate skipped skipped_updates"
     assert set(expected.split()) <= set(train_rows[0])
-    assert [row["step"] for row in result.run.read("timing")] == [1, 2, 3, 4]
+    timing = result.run.read("timing")
+    assert [row["step"] for row in timing] == [1, 2, 3, 4]
+    for row, metrics in zip(timing, train_rows, strict=True):
+        # 6 x (tied embeddings, and in each of 2 layers 4 x 32^2 of attention and 3 x 32 x 48 of the MLP) x tokens
+        parameters = result.model.config.vocab_size * 32 + 2 * (4 * 32 * 32 + 3 * 32 * 48)
+        flops = 6 * parameters * metrics["tokens_processed"]
+        assert row["update_flops_per_second"] * row["update_seconds"] == pytest.approx(flops)
     assert [row["step"] for row in result.run.read("rollouts")] == [s for s in (1, 2, 3, 4) for _ in range(3)]
     assert (folder / "figures" / "metrics.png").read_bytes().startswith(b"\x89PNG")
     assert result.run.config["reward_fn"].endswith("vowels_reward")
     assert result.run.checkpoint_steps() == [4]
     loaded, _ = load_model(result.run.checkpoint(4))
     assert all(torch.equal(a, b) for a, b in zip(weights(result), loaded.parameters(), strict=True))
+
+
+def test_a_gpus_peak_memory_is_reported(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2.5e9)
+    monkeypatch.setattr(grpo.trainer, "matmul_parameters", lambda model: 1000)
+    model = types.SimpleNamespace(device=torch.device("cuda"))
+    assert device_use(model, 50, 2.0) == {"update_flops_per_second": 150_000, "peak_memory_gb": 2.5}
 
 
 def test_training_moves_the_reward(settings):
