@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from grpo.compare import PlotSettings
 from grpo.config import TrainSettings
+from grpo.plan import PlanSettings
+from grpo.sweep import SweepSettings
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
 SCRIPTS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -39,7 +42,8 @@ def test_the_train_script(tmp_path, monkeypatch, capsys):
 
 
 def test_options_exist():
-    fields = {name.replace("_", "-") for name in TrainSettings.__dataclass_fields__}
+    commands = (TrainSettings, PlanSettings, SweepSettings, PlotSettings)
+    fields = {name.replace("_", "-") for command in commands for name in command.__dataclass_fields__}
     fields |= {"preset", "resume", "help", "model", "data", "prompt", "data-dir", "strict", "torch-backend"}
     mentioned = set(re.findall(r"--([a-z][a-z-]+)", README))
     assert mentioned
