@@ -73,6 +73,7 @@ def test_a_notebook_keeps_the_rules(path):
             f"{word!r} in the first cell"
         )
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), "run it from top to bottom"
+    assert "widget-view+json" not in text, "a live view: run tests/notebooks/strip_widgets.py on it"
     assert not re.search(r"(?<![\w.])/(?:work|root|home|tmp)/", text), "a path of one machine"
     assert len(text) < 2_000_000
 
