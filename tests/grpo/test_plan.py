@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import replace
 
@@ -10,23 +11,9 @@ import pytest
 from grpo.cli import main
 from grpo.config import TrainSettings, preset
 from grpo.footprint import microbatch_bytes, model_shape, model_size
-from grpo.plan import (
-    GB,
-    GPU,
-    GPUS,
-    USABLE,
-    Memory,
-    PlanSettings,
-    Prompts,
-    changes_to_fit,
-    fits,
-    memory,
-    on_trainer,
-    plan,
-    prompt_lengths,
-    show,
-    times,
-)
+from grpo.needs import GB, GPU, GPUS, Memory, PlanSettings, Prompts, memory, prompt_lengths, times
+from grpo.plan import USABLE, VLLM_MEMORY, changes_to_fit, engine_tokens, fits, on_trainer, plan, show
+from grpo.rollouts import VLLMEngine
 
 SETTINGS = TrainSettings(
     rollout_batch=16, train_batch=16, group_size=4, microbatches=2, max_new_tokens=20, device="cpu"
@@ -144,6 +131,18 @@ def test_what_to_change_by_hand():
     at_last = replace(settings, **{c.name: c.after for c in changes})
     left = on_trainer(options, need, tight) - sum(c.saves for c in changes)
     assert left == on_trainer(PlanSettings(at_last), memory(at_last, 30), tight)
+
+
+def test_a_vllm_engine_beside_the_trainer_and_on_a_gpu_of_its_own():
+    assert inspect.signature(VLLMEngine).parameters["memory"].default == VLLM_MEMORY
+    settings = replace(SETTINGS, device="auto", engine="vllm")
+    need = memory(settings, 30)
+    gpu = GPU("", 1.0, 1, 1, 1)  # GB
+    assert on_trainer(PlanSettings(settings), need, gpu) == need.update + 0.4e9
+    assert on_trainer(PlanSettings(settings, gpus=2), need, gpu) == need.update
+    # 0.4 GB less two bytes a parameter, at 2 x 4 layers x 4 heads x 32 x 2 bytes a token
+    assert engine_tokens(PlanSettings(settings), need, gpu) == (400_000_000 - 2 * 919_680) // 2048
+    assert not fits(PlanSettings(settings, gpus=2), need, replace(gpu, memory=0.0046))  # vLLM's weights leave no room
 
 
 def test_published_preset_on_the_known_gpus(tmp_path, monkeypatch):
