@@ -7,6 +7,7 @@
     grpo plot FOLDER               figures, tables and paired differences of a sweep
     grpo eval                      prompt a model with a dataset and count right answers
     grpo baselines                 prompt a model with several prompts and count by category
+    grpo check FILE                say what is wrong in your own core functions; --list: the course's exercises
     grpo data fetch gsm8k          download GSM8K, checked by sha256
     grpo sft                       a short supervised warm-up of a pretrained model
     grpo warmup                    make the tiny model again from nothing
@@ -30,6 +31,7 @@ from tqdm.auto import tqdm
 
 from grpo.advantages import check_choice
 from grpo.baselines import BaselineSettings, baselines
+from grpo.checks.command import CheckSettings, ChecksFailed, check
 from grpo.compare import PlotSettings, plot
 from grpo.config import ENGINES, PRESETS, TrainSettings, preset
 from grpo.data import FetchError, fetch_gsm8k
@@ -244,6 +246,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "plot": lambda arguments: plot(tyro.cli(PlotSettings, args=arguments, prog="grpo plot")),
     "eval": lambda arguments: run_eval(tyro.cli(EvalSettings, args=arguments, prog="grpo eval")),
     "baselines": lambda arguments: baselines(tyro.cli(BaselineSettings, args=arguments, prog="grpo baselines")),
+    "check": lambda arguments: check(tyro.cli(CheckSettings, args=arguments, prog="grpo check")),
     "data": run_data,
     "sft": lambda arguments: print(sft(tyro.cli(SFTSettings, args=arguments, prog="grpo sft"))),
     "warmup": lambda arguments: print(warmup(tyro.cli(WarmupSettings, args=arguments, prog="grpo warmup"))),
@@ -261,6 +264,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         COMMANDS[arguments[0]](arguments[1:])
+    except ChecksFailed as error:
+        print(error)
+        return 1
     except TrainingStopped as error:
         print(f"grpo: stopped: {error}", file=sys.stderr)
         return 1

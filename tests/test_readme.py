@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.checks.command import CheckSettings
 from grpo.compare import PlotSettings
 from grpo.config import TrainSettings
 from grpo.plan import PlanSettings
@@ -42,7 +43,7 @@ def test_the_train_script(tmp_path, monkeypatch, capsys):
 
 
 def test_options_exist():
-    commands = (TrainSettings, PlanSettings, SweepSettings, PlotSettings)
+    commands = (TrainSettings, PlanSettings, SweepSettings, PlotSettings, CheckSettings)
     fields = {name.replace("_", "-") for command in commands for name in command.__dataclass_fields__}
     fields |= {"preset", "resume", "help", "model", "data", "prompt", "data-dir", "strict", "torch-backend"}
     mentioned = set(re.findall(r"--([a-z][a-z-]+)", README))
