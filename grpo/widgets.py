@@ -26,6 +26,9 @@ from grpo.plots import COLOURS
 from grpo.reader import SHADES, Page, page_html, page_text, read_page
 from grpo.runs import RunDir
 
+CROWDED = 10
+"""From more bars than this on, the values at them are written upright."""
+
 # ---- group lab -----------------------------------------------------------------------------------------------
 
 
@@ -43,7 +46,8 @@ def describe_group(group: Group) -> str:
 
 def draw_group(group: Group) -> Figure:
     """The rewards, and the advantages of each formula: bars up, hatched bars down, values written at them."""
-    drawn = Figure(figsize=(11, 5), layout="constrained")
+    drawn = Figure(figsize=(11, 5.2))
+    drawn.subplots_adjust(left=0.05, right=0.99, top=0.94, bottom=0.09, hspace=0.42, wspace=0.17)
     panels = drawn.subplots(2, 3).flatten()
     _draw_bars(panels[0], group.rewards, "0.8")
     std = "" if group.std is None else f", s = {group.std:.3g}"
@@ -58,14 +62,14 @@ def _draw_row(axes: Axes, row: GroupRow, colour: str) -> None:
     if row.advantages is None:
         axes.set(xticks=[], yticks=[])
         why = textwrap.fill(row.note, 40)
-        axes.text(0.5, 0.5, why, ha="center", va="center", fontsize=9, transform=axes.transAxes, in_layout=False)
+        axes.text(0.5, 0.5, why, ha="center", va="center", fontsize=9, transform=axes.transAxes)
         return
     _draw_bars(axes, row.advantages, colour)
     axes.text(0.5, 0.98, row.note, ha="center", va="top", style="italic", fontsize=9, transform=axes.transAxes)
 
 
 def _draw_bars(axes: Axes, values: list[float], colour: str) -> None:
-    places = range(1, len(values) + 1)
+    places, crowded = range(1, len(values) + 1), len(values) > CROWDED
     for bar, value in zip(axes.bar(places, values, color=colour, edgecolor="black"), values, strict=True):
         bar.set_hatch("///" if value < 0 else "")
         bar.set_alpha(0.55 if value < 0 else 1.0)
@@ -74,13 +78,14 @@ def _draw_bars(axes: Axes, values: list[float], colour: str) -> None:
         label = f"{value:.2f}".rstrip("0").rstrip(".") if value else "0"
         axes.annotate(
             label, (place, value), (0, 2 if up else -2), textcoords="offset points", ha="center",
-            va="bottom" if up else "top", fontsize=8,
+            va="bottom" if up else "top", fontsize=8, rotation=90 if crowded else 0,
         )  # fmt: skip
     axes.axhline(0, color="black", linewidth=1)
     low, high = min(0.0, *values), max(0.0, *values)
     room = (high - low) or 1.0
-    axes.set_ylim(low - 0.2 * room, high + 0.35 * room)
+    axes.set_ylim(low - (0.35 if crowded else 0.2) * room, high + 0.4 * room)
     axes.set_xticks(places)
+    axes.tick_params("x", labelsize=8)
     axes.set_xlabel("response")
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -107,8 +112,11 @@ class GroupLab(Panel):
     def refresh(self) -> None:
         """As any panel, and a button a response: the rewards that are shown."""
         super().refresh()
-        if hasattr(self, "data"):
-            self.buttons.children = [self._button(n, reward) for n, reward in enumerate(self.data.rewards)]
+        rewards = self.data.rewards if hasattr(self, "data") else []
+        if len(self.buttons.children) != len(rewards):
+            self.buttons.children = [self._button(number) for number in range(len(rewards))]
+        for number, (button, reward) in enumerate(zip(self.buttons.children, rewards, strict=True), start=1):
+            button.description = f"{number}: {({1.0: 'right ✓', 0.0: 'wrong ✗'}).get(reward, f'{reward:g}')}"
 
     def flip(self, number: int) -> None:
         """Make a response (0 is the first) wrong if it is paid anything, else right."""
@@ -116,9 +124,8 @@ class GroupLab(Panel):
         rewards[number] = 0.0 if rewards[number] else 1.0
         self.controls["rewards"].value = " ".join(f"{r:g}" for r in rewards)
 
-    def _button(self, number: int, reward: float) -> Any:
-        said = {1.0: "right ✓", 0.0: "wrong ✗"}.get(reward, f"{reward:g}")
-        button = widgets.Button(description=f"{number + 1}: {said}", layout={"width": "6.5em"}, tooltip="turn it round")
+    def _button(self, number: int) -> Any:
+        button = widgets.Button(layout={"width": "6.5em"}, tooltip="turn it round")
         button.on_click(lambda _: self.flip(number))
         return button
 
