@@ -27,10 +27,10 @@ from grpo.advantages import check_choice
 from grpo.config import ENGINES
 from grpo.data import Problem
 from grpo.evaluation import QUESTIONS_AT_ONCE, Summary, check_prompts_fit, evaluate, summarize
-from grpo.models import load_model
+from grpo.models import load_model, resolve_device
 from grpo.plots import COLOURS
 from grpo.prompts import Prompt, load_prompt
-from grpo.rollouts import Sampling, check_vllm, open_engine
+from grpo.rollouts import EngineOptions, Sampling, check_engine, open_engine
 from grpo.runs import read_jsonl, to_line, write_atomically
 from grpo.tasks import load_test_problems
 
@@ -253,8 +253,7 @@ def baselines(settings: BaselineSettings) -> dict[str, dict[str, Summary]]:
     model, data and folder that do not fit each other.
     """
     check_choice("engine", settings.engine, ENGINES)
-    if settings.engine == "vllm":
-        check_vllm()
+    check_engine(settings.engine, EngineOptions(), resolve_device(settings.device))
     prompts = [load_prompt(name) for name in settings.prompts]
     problems = load_test_problems(settings.data, settings.n, settings.data_dir)
     model, tokenizer = load_model(settings.model, device=settings.device, dtype=getattr(torch, settings.dtype))

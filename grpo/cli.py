@@ -37,10 +37,10 @@ from grpo.config import ENGINES, PRESETS, TrainSettings, preset
 from grpo.data import FetchError, fetch_gsm8k
 from grpo.demo import DemoSettings, demo
 from grpo.evaluation import check_prompts_fit, evaluate, summarize
-from grpo.models import load_model
+from grpo.models import load_model, resolve_device
 from grpo.plan import PlanSettings, plan, show
 from grpo.prompts import load_prompt
-from grpo.rollouts import Sampling, check_vllm, open_engine
+from grpo.rollouts import EngineOptions, Sampling, check_engine, open_engine
 from grpo.runs import RunDir, to_line
 from grpo.supervised import SFTSettings, sft
 from grpo.sweep import SweepSettings, sweep
@@ -62,7 +62,11 @@ class EvalSettings:
     prompt: str | None = None
     """Prompt template; default: tiny_r1_zero for the tiny model, a checkpoint's own, r1_zero for any other."""
     engine: str = "hf"
-    """Rollout engine: hf, or vllm (an extra to install)."""
+    """Rollout engine: hf, vllm, or vllm-server (vLLM is an extra to install)."""
+    engine_url: str = ""
+    """vllm-server: attach to the server at this URL; it gets the model's weights. Default: start one here."""
+    engine_folder: str = ""
+    """vllm-server: folder that this machine and the server's both see, for weights by file."""
     n: int | None = None
     """Questions; default: 256 word problems, or all of a file."""
     temperature: float = 1.0
@@ -98,8 +102,8 @@ def evaluation_defaults(model: str) -> tuple[str, int]:
 def run_eval(settings: EvalSettings) -> None:
     """Evaluate, write a JSONL of questions, responses and verdicts, print the counts and, last, a line of JSON."""
     check_choice("engine", settings.engine, ENGINES)
-    if settings.engine == "vllm":
-        check_vllm()
+    options = EngineOptions(engine_url=settings.engine_url, engine_folder=settings.engine_folder)
+    check_engine(settings.engine, options, resolve_device(settings.device))
     if settings.dtype not in {"float32", "bfloat16"}:
         raise ValueError(f"dtype={settings.dtype!r} must be float32 or bfloat16")
     for name in ("n", "max_new_tokens"):
@@ -131,7 +135,7 @@ def run_eval(settings: EvalSettings) -> None:
 
     # The engine first: one that does not start leaves no empty file behind.
     with open_engine(
-        settings.engine, model, tokenizer, max_batch_tokens=settings.max_batch_tokens, dtype=dtype
+        settings.engine, model, tokenizer, max_batch_tokens=settings.max_batch_tokens, dtype=dtype, options=options
     ) as engine:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)

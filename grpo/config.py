@@ -6,16 +6,16 @@ One dataclass, a docstring under each field; the command line is made from it: `
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from grpo.advantages import ESTIMATORS, check_advantage_settings, check_choice
-from grpo.rollouts.base import Sampling
+from grpo.rollouts import EngineOptions, Sampling
 from grpo.update import UpdateSettings
 
 SCHEDULES = ("constant", "linear", "cosine")
-ENGINES = ("hf", "vllm")
+ENGINES = ("hf", "vllm", "vllm-server")
 DATASETS = ("words", "gsm8k")
 
 
@@ -95,8 +95,24 @@ class TrainSettings:
     """Nucleus sampling; below 1 the gradient is that of another distribution than the one sampled."""
     max_new_tokens: int = 80
     """Longest response, in tokens."""
-    engine: Literal["hf", "vllm"] = "hf"
-    """Rollout engine: hf (transformers, in this process), or vllm (a process of its own; an extra to install)."""
+    engine: Literal["hf", "vllm", "vllm-server"] = "hf"
+    """Rollout engine: hf (transformers, in this process), vllm (a process of its own), or vllm-server (over HTTP)."""
+    engine_url: str = ""
+    """vllm-server: attach to the server at this URL, like http://host:8000; default: start one here, and end it."""
+    engine_port: int | None = None
+    """vllm-server: port of the server that is started; None: a free one."""
+    engine_folder: str = ""
+    """vllm-server: folder that trainer and server at engine_url both see, for weights by file between two machines."""
+    engine_gpus: tuple[int, ...] = ()
+    """GPUs of the engine, by number, like 1 or 1 2; default: the trainer's."""
+    engine_memory: float = 0.4
+    """Share of each of its GPUs' memory that the engine takes; the trainer needs the rest where they share one."""
+    engine_sleep: bool = False
+    """The engine frees that memory during each update, for a trainer on the same GPU."""
+    tensor_parallel_size: int = 1
+    """GPUs that share one copy of the policy in the engine."""
+    data_parallel_size: int = 1
+    """vllm-server: copies of the policy, each on tensor_parallel_size GPUs."""
     engine_weight_cap: float | None = None
     """Weight each token's loss by min(pi / pi_engine, this): for an engine whose log-probs differ; none: no weights."""
     max_batch_tokens: int = 65_536
@@ -157,6 +173,7 @@ class TrainSettings:
         cap = self.engine_weight_cap
         if cap is not None and not (math.isfinite(cap) and cap > 0):
             raise ValueError(f"engine_weight_cap={cap!r} must be a finite number above 0")
+        self.engine_options().check(self.engine)
         self.sampling(0)
         self.update_settings()
         check_advantage_settings(self.group_size, **self.advantage_settings())
@@ -205,6 +222,10 @@ class TrainSettings:
             temperature=self.temperature,
             autocast_dtype=autocast_dtype,
         )
+
+    def engine_options(self) -> EngineOptions:
+        """How a vLLM engine runs."""
+        return EngineOptions(**{field.name: getattr(self, field.name) for field in fields(EngineOptions)})
 
     def sampling(self, seed: int, stop: tuple[str, ...] = (), n: int | None = None) -> Sampling:
         """How responses are sampled, at the training temperature."""

@@ -22,7 +22,22 @@ from typing import Any
 
 LOGS = ("metrics", "timing", "rollouts")
 # What may differ between a run and its continuation: nothing that changes a number already written.
-MAY_DIFFER = ("run_dir", "tracker", "threads", "keep_checkpoints", "log_rollouts", "data_dir")
+MAY_DIFFER = (
+    "run_dir",
+    "tracker",
+    "threads",
+    "keep_checkpoints",
+    "log_rollouts",
+    "data_dir",
+    "engine_url",
+    "engine_port",
+    "engine_folder",
+    "engine_gpus",
+    "engine_memory",
+    "engine_sleep",
+    "tensor_parallel_size",
+    "data_parallel_size",
+)
 
 
 class RunDirError(ValueError):

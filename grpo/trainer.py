@@ -40,7 +40,7 @@ from grpo.models import load_model, resolve_device
 from grpo.plots import plot_run
 from grpo.prompts import Prompt, load_prompt
 from grpo.rewards import RewardFn, compute_rollout_rewards
-from grpo.rollouts import Completion, EngineError, check_vllm, open_engine
+from grpo.rollouts import Completion, EngineError, check_engine, open_engine
 from grpo.runs import RunDir
 from grpo.tasks import load_problems, question_numbers
 from grpo.tokenization import tokenize_prompt_and_output
@@ -119,8 +119,7 @@ class Trainer:
         self.autocast_dtype = torch.bfloat16 if self.device.type == "cuda" and settings.autocast else None
 
         self.run = RunDir(settings.folder())
-        if settings.engine == "vllm":
-            check_vllm()
+        check_engine(settings.engine, settings.engine_options(), self.device)
         self.run.check(config, resume)
         self.tracker = open_tracker(settings.tracker)
         steps_saved = self.run.checkpoint_steps() if resume else []
@@ -155,11 +154,11 @@ class Trainer:
             self.tokenizer,
             max_batch_tokens=settings.max_batch_tokens,
             autocast_dtype=self.autocast_dtype,
+            options=settings.engine_options(),
         )
         # Only now is anything written: a model or file that cannot be had leaves everything as it was.
         self.run.create(config)
         self.run.cut_back(self.step if checkpoint else -1)
-        self.engine.sync(self.model)
         if self.tracker:
             self.tracker.init(project="grpo-lab", name=self.run.path.name, config=config)
 
@@ -310,17 +309,15 @@ class Trainer:
         start = time.perf_counter()
         try:
             problems, completions = self.rollout()
-        except EngineError as error:
+            self.engine.sleep()
+        except EngineError:
             self.step -= 1  # nothing of this step was done
-            folder = self.save()
-            raise TrainingStopped(
-                f"the state after step {self.step} is in {folder}, go on from it with --resume; {error}"
-            ) from error
+            raise
         sampled = time.perf_counter()
         metrics = self.train_on(problems, completions)
+        self.record("train", metrics)  # before the sync: should that fail, the step is done all the same
         self.engine.sync(self.model)
         end = time.perf_counter()
-        self.record("train", metrics)
         tokens = sum(len(completion.token_ids) for completion in completions)
         timing = {"rollout_seconds": sampled - start, "update_seconds": end - sampled}
         timing |= {"rollout_tokens_per_second": tokens / timing["rollout_seconds"]}
@@ -329,18 +326,34 @@ class Trainer:
         return end - start, metrics["reward"]
 
     def run_steps(self) -> RunResult:
-        """Do the steps that are left; validate, save and stop as the settings and the user say."""
-        settings, seconds = self.settings, 0.0
-        if not self.run.read("metrics"):
+        """Do the steps that are left; validate, save and stop as the settings and the user say.
+
+        Raises TrainingStopped, with the state saved, when the engine fails.
+        """
+        try:
+            return self._run_steps()
+        except EngineError as error:
+            folder = self.save()
+            raise TrainingStopped(
+                f"the state after step {self.step} is in {folder}, go on from it with --resume; {error}"
+            ) from error
+
+    def _validate_if_due(self) -> None:
+        """Validate after this step, where the settings say so, unless that was done before the run was resumed."""
+        due = self.step % self.settings.validate_every == 0 or self.step == self.settings.steps
+        if due and self.step not in {row["step"] for row in self.run.read("metrics", "validation")}:
             self.record("validation", self.validate())
+
+    def _run_steps(self) -> RunResult:
+        settings, seconds = self.settings, 0.0
+        self._validate_if_due()
         with finish_step_on_signal() as signals, self._bar(settings.steps, "steps", initial=self.step) as bar:
             while self.step < settings.steps and not signals:
                 self.step += 1
                 step_seconds, reward = self.do_step()
                 seconds += step_seconds
                 last = self.step == settings.steps
-                if last or self.step % settings.validate_every == 0:
-                    self.record("validation", self.validate())
+                self._validate_if_due()
                 if last or signals or self.step % settings.checkpoint_every == 0:
                     self.save()
                 bar.set_postfix(reward=f"{reward:.3f}", refresh=False)

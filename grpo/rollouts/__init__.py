@@ -1,20 +1,27 @@
-"""Rollout engines behind one protocol (base.py): hf.py samples with transformers, vllm_local.py with vLLM."""
+"""Rollout engines behind one protocol (base.py): hf.py samples with transformers, vllm_local.py with vLLM in a process of
+its own, vllm_server.py with a vLLM server."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from grpo.rollouts.base import Completion, RolloutEngine, Sampling
+from grpo.rollouts.base import Completion, EngineError, RolloutEngine, Sampling
 from grpo.rollouts.hf import HFEngine
-from grpo.rollouts.vllm_local import EngineError, VLLMEngine, check_vllm
+from grpo.rollouts.options import EngineOptions, check_engine, check_vllm
+from grpo.rollouts.vllm_common import DType
+from grpo.rollouts.vllm_local import VLLMEngine
+from grpo.rollouts.vllm_server import VLLMServerEngine
 
 __all__ = [
     "Completion",
     "EngineError",
+    "EngineOptions",
     "HFEngine",
     "RolloutEngine",
     "Sampling",
     "VLLMEngine",
+    "VLLMServerEngine",
+    "check_engine",
     "check_vllm",
     "open_engine",
 ]
@@ -27,12 +34,16 @@ def open_engine(
     *,
     max_batch_tokens: int = 65_536,
     autocast_dtype: torch.dtype | None = None,
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-) -> HFEngine | VLLMEngine:
-    """The engine of that name ("hf" or "vllm") over a policy.
+    dtype: DType = "auto",
+    options: EngineOptions | None = None,
+) -> HFEngine | VLLMEngine | VLLMServerEngine:
+    """The engine of that name ("hf", "vllm" or "vllm-server") over a policy.
 
-    max_batch_tokens and autocast_dtype are hf's; dtype is that of vllm's copy of the policy. Raises as the engines do.
+    max_batch_tokens and autocast_dtype are hf's; options, and dtype of their copy of the policy, are the others'. Raises as
+    the engines do.
     """
     if name == "vllm":
-        return VLLMEngine(model, tokenizer, dtype=dtype)
+        return VLLMEngine(model, tokenizer, dtype=dtype, options=options)
+    if name == "vllm-server":
+        return VLLMServerEngine(model, tokenizer, dtype=dtype, options=options)
     return HFEngine(model, tokenizer, max_batch_tokens=max_batch_tokens, autocast_dtype=autocast_dtype)

@@ -7,7 +7,8 @@ ids; the text is for graders and people.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -61,14 +62,24 @@ class Completion:
     """"stop": an eos token or a stop string; "length": cut off at max_tokens."""
 
 
+class EngineError(RuntimeError):
+    """An engine's process or server failed, died or took too long; the message ends with the last lines that it wrote."""
+
+
 class RolloutEngine(Protocol):
     """What the trainer and the evaluation ask of an engine."""
+
+    on_progress: Callable[[int], object] | None
+    """Called with the number of completions that ended since the last call."""
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Completion]:
         """sampling.n completions of each prompt, in order, those of one prompt adjacent."""
 
     def sync(self, policy: Any) -> None:
         """Take over the weights of `policy`; after this, generate samples from them."""
+
+    def sleep(self) -> None:
+        """Give back GPU memory until the next sync, where the engine can and was told to."""
 
     def close(self) -> None:
         """Give back whatever the engine holds."""
@@ -80,6 +91,25 @@ class RolloutEngine(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close on the way out, whatever happened."""
+
+
+class Engine(ABC):
+    """A context manager that closes itself, and has nothing to give back while it sleeps."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back whatever the engine holds."""
+
+    def sleep(self) -> None:  # noqa: B027 - most have nothing to give back
+        """Give back GPU memory until the next sync, where the engine can and was told to."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def encode_prompts(prompts: Sequence[str], sampling: Sampling, model: Any, tokenizer: Any) -> list[list[int]]:

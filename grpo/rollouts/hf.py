@@ -7,8 +7,7 @@ its whole group, rows that have ended leave the batch, and a stop string is only
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from transformers import DynamicCache
 
 from grpo.log_probs import autocast
 from grpo.models import eos_token_ids
-from grpo.rollouts.base import Completion, Sampling, cut_after_stop, decode, encode_prompts
+from grpo.rollouts.base import Completion, Engine, Sampling, cut_after_stop, decode, encode_prompts
 from grpo.tokenization import ensure_pad_token
 
 
@@ -43,7 +42,7 @@ def sample_tokens(logits: Tensor, sampling: Sampling, generator: torch.Generator
     return ids, log_probs
 
 
-class HFEngine:
+class HFEngine(Engine):
     """Samples from a transformers model. Usable as a context manager; closing it does nothing.
 
     model: the policy itself; it is shared, not copied, so sync(model) has nothing to move.
@@ -70,14 +69,6 @@ class HFEngine:
         self.pad_token_id = ensure_pad_token(tokenizer)
         self.eos_token_ids = eos_token_ids(model, tokenizer)
         self._enders: dict[str, Tensor | None] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Nothing to give back: the model is the caller's."""

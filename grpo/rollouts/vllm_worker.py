@@ -14,49 +14,68 @@ from typing import Any
 
 
 class Worker:
-    """vLLM's LLM, and the three things that the engine asks of it."""
+    """vLLM's LLM, and what the engine asks of it."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         from vllm import LLM
 
-        # Chunked prefill and a seed for each request do not go together on a CPU; without chunks a prompt must fit.
-        self.llm = LLM(
-            **options,
-            max_num_batched_tokens=max(2048, options["max_model_len"]),
-            enable_chunked_prefill=False,
-            logprobs_mode="processed_logprobs",
-            disable_log_stats=True,
-        )
+        self.llm = LLM(**options)
 
     def generate(
         self, prompt_ids: list[list[int]], seeds: list[int], params: dict[str, Any]
-    ) -> list[tuple[list[int], list[float], str]]:
-        """(ids, log-probs, finish reason) of params["n"] samples for each prompt, those of one prompt adjacent."""
+    ) -> list[list[tuple[list[int], list[float], str]]]:
+        """For each prompt (ids, log-probs, finish reason) of each of its params["n"] samples."""
         from vllm import SamplingParams
 
         outputs = self.llm.generate(
             [{"prompt_token_ids": ids} for ids in prompt_ids],
-            [SamplingParams(**params, seed=seed, logprobs=0, detokenize=True) for seed in seeds],
+            [SamplingParams(**params, seed=seed, detokenize=True) for seed in seeds],
             use_tqdm=False,
         )
         return [
-            (
-                list(sample.token_ids),
-                [float(at[token].logprob) for token, at in zip(sample.token_ids, sample.logprobs, strict=True)],
-                sample.finish_reason,
-            )
+            [
+                (
+                    list(sample.token_ids),
+                    [float(at[token].logprob) for token, at in zip(sample.token_ids, sample.logprobs, strict=True)],
+                    sample.finish_reason,
+                )
+                for sample in sorted(output.outputs, key=lambda sample: sample.index)
+            ]
             for output in outputs
-            for sample in sorted(output.outputs, key=lambda sample: sample.index)
         ]
 
-    def load(self, path: str) -> None:
-        """Take the weights of a safetensors file, which holds every name of the state dict, and forget cached prefixes."""
-        from safetensors.torch import load_file
+    def load(self, folder: str) -> None:
+        """Take the weights of folder/model.safetensors, which holds every name of the state dict."""
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
 
-        weights = load_file(path)
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
-        # Keys and values of the old weights would be taken for those of the new ones.
-        self.llm.reset_prefix_cache()
+    def reset_prefix_cache(self) -> None:
+        """Forget the keys and values of earlier prompts."""
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("the prefix cache is in use")
+
+    def sleep(self) -> None:
+        """Free the GPU's memory, the weights' too."""
+        self.llm.sleep(level=2)
+
+    def wake_up(self, what: str) -> None:
+        """Take memory again: weights or kv_cache."""
+        self.llm.wake_up(tags=[what])
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Make ready to receive weights from the trainer's GPU; the next three are an update."""
+        self.llm.init_weight_transfer_engine({"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        """Begin an update."""
+        self.llm.start_weight_update()
+
+    def update_weights(self, update_info: Any) -> None:
+        """Receive the weights that update_info names."""
+        self.llm.update_weights({"update_info": update_info})
+
+    def finish_weight_update(self) -> None:
+        """End the update."""
+        self.llm.finish_weight_update()
 
 
 def serve(connection: Connection) -> None:
@@ -81,5 +100,4 @@ def serve(connection: Connection) -> None:
 if __name__ == "__main__":
     # One process for front and core: weights then go in without being serialised again.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     serve(Connection(int(sys.argv[1])))

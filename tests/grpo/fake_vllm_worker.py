@@ -24,7 +24,9 @@ while True:
         engine = HFEngine(*load_model(arguments[0]["model"]))
         connection.send((True, None))
     elif method == "load":
-        engine.model.load_state_dict(load_file(arguments[0]))
+        engine.model.load_state_dict(load_file(arguments[0] + "/model.safetensors"))
+        connection.send((True, None))
+    elif method == "reset_prefix_cache":
         connection.send((True, None))
     else:
         prompt_ids, seeds, params = arguments
@@ -48,5 +50,5 @@ while True:
                 tuple(params["stop"]),
                 seed,
             )
-            samples += [(c.token_ids, c.log_probs, c.finish_reason) for c in engine.generate([prompt], sampling)]
+            samples.append([(c.token_ids, c.log_probs, c.finish_reason) for c in engine.generate([prompt], sampling)])
         connection.send((True, samples))

@@ -196,7 +196,7 @@ def test_sigkill_of_a_real_process(settings, tmp_path):
         options |= {"levels": "1", "betas": "0.9 0.95"}
         line = [sys.executable, "-m", "grpo", "train"]
         for name, value in options.items():
-            if value is not None and value != "" and not isinstance(value, bool):
+            if value not in (None, "", []) and not isinstance(value, bool):
                 line += [f"--{name.replace('_', '-')}", *str(value).split()]
         return line
 

@@ -23,8 +23,7 @@ from grpo import (
     word_problems,
 )
 from grpo.cli import main
-from grpo.rollouts import EngineError, vllm_local
-from grpo.rollouts.vllm_local import check_vllm
+from grpo.rollouts import EngineError, check_vllm, options, vllm_local
 from grpo.runs import RunDir
 from grpo.trainer import Trainer, TrainingStopped
 
@@ -40,8 +39,7 @@ HAS_VLLM = importlib.util.find_spec("vllm") is not None
 def stand_in(monkeypatch):
     """The engine's process without vLLM in it."""
     monkeypatch.setattr(vllm_local, "WORKER", FAKE)
-    monkeypatch.setattr(vllm_local, "check_vllm", lambda: None)
-    monkeypatch.setattr("grpo.trainer.check_vllm", lambda: None)
+    monkeypatch.setattr(options, "check_vllm", lambda: None)
 
 
 @pytest.fixture(
@@ -206,9 +204,7 @@ def test_without_vllm_the_extra_is_named_before_anything_is_written(monkeypatch,
 
 def test_an_engine_that_does_not_start_leaves_nothing_behind(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(vllm_local, "WORKER", [sys.executable, "-c", "raise SystemExit('no such device')"])
-    monkeypatch.setattr(vllm_local, "check_vllm", lambda: None)
-    monkeypatch.setattr("grpo.cli.check_vllm", lambda: None)
-    monkeypatch.setattr("grpo.trainer.check_vllm", lambda: None)
+    monkeypatch.setattr(options, "check_vllm", lambda: None)
     for command in (["train", "--run-dir", str(tmp_path / "run")], ["eval", "--out", str(tmp_path / "out.jsonl")]):
         assert main([*command, "--engine", "vllm"]) == 2
         assert "no such device" in capsys.readouterr().err
@@ -221,9 +217,9 @@ def test_another_version_is_warned_of(monkeypatch):
     def version(name):
         if name == "vllm":
             return "0.31.2"
-        raise vllm_local.importlib.metadata.PackageNotFoundError
+        raise options.importlib.metadata.PackageNotFoundError
 
-    monkeypatch.setattr(vllm_local.importlib.metadata, "version", version)
+    monkeypatch.setattr(options.importlib.metadata, "version", version)
     with pytest.warns(UserWarning, match=r"vllm 0\.31\.2 is not the version that was tested, 0\.32\.0"):
         check_vllm()
 
