@@ -144,6 +144,8 @@ class VLLMBase(Engine):
 
     def sync(self, policy: Any) -> None:
         """Take over the weights of `policy`, awake; after this, generate samples from them."""
+        if not self.folder.exists():
+            raise EngineError(f"{self.what} is closed")
         if self.asleep:
             torch.cuda.empty_cache()  # what the update needed and holds no more is vLLM's again
             self._wake_up("weights")
