@@ -108,7 +108,7 @@ def test_samples_are_the_policys_before_and_after_a_sync(worker):
         assert largest_difference(second, stale) > 0.05  # the test would see weights that had stayed
 
 
-def test_a_killed_process_is_one_clear_error(worker):
+def test_a_killed_process_is_one_clear_error(stand_in):
     model, tokenizer = load_model("tiny", device="cpu")
     engine = VLLMEngine(model, tokenizer)
     folder = engine.folder
