@@ -46,6 +46,7 @@ def test_options_exist():
     commands = (TrainSettings, PlanSettings, SweepSettings, PlotSettings, CheckSettings)
     fields = {name.replace("_", "-") for command in commands for name in command.__dataclass_fields__}
     fields |= {"preset", "resume", "help", "model", "data", "prompt", "data-dir", "strict", "torch-backend"}
+    fields |= {"logprobs-mode", "weight-transfer-config", "no-enable-chunked-prefill"}  # of vllm serve
     mentioned = set(re.findall(r"--([a-z][a-z-]+)", README))
     assert mentioned
     assert mentioned <= fields
