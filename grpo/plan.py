@@ -15,12 +15,11 @@ from grpo.footprint import model_shape, model_size
 from grpo.needs import GB, GPU, GPUS, Memory, PlanSettings, Prompts, Times, check_plan, memory, prompt_lengths, times
 
 USABLE = 0.92  # assumed: CUDA's context, libraries' work space and gaps between blocks take the rest
-VLLM_MEMORY = 0.4  # of a GPU; what VLLMEngine takes unless told otherwise
 
 
 def engine_share(options: PlanSettings, gpu: GPU) -> float:
     """Bytes that a vLLM engine takes of its GPU; 0 for the hf engine."""
-    return 0.0 if options.settings.engine == "hf" else VLLM_MEMORY * gpu.memory * GB
+    return 0.0 if options.settings.engine == "hf" else options.settings.engine_memory * gpu.memory * GB
 
 
 def engine_tokens(options: PlanSettings, need: Memory, gpu: GPU) -> int:

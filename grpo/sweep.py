@@ -256,12 +256,18 @@ def run_here(settings: SweepSettings, runs: Sequence[TrainSettings]) -> Iterator
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def run_on_ray(settings: SweepSettings, runs: Sequence[TrainSettings]) -> Iterator[Outcome]:
-    """Do the runs on a Ray cluster; yields as `run_here` does. A run whose node is lost goes on on another one."""
+def check_ray() -> None:
+    """Raise ModuleNotFoundError, naming the extra, where Ray is missing."""
     try:
-        import ray
+        import ray  # noqa: F401
     except ImportError as error:
         raise ModuleNotFoundError("on='ray' needs Ray: install the extra grpo-lab[ray]") from error
+
+
+def run_on_ray(settings: SweepSettings, runs: Sequence[TrainSettings]) -> Iterator[Outcome]:
+    """Do the runs on a Ray cluster; yields as `run_here` does. A run whose node is lost goes on on another one."""
+    import ray
+
     own = not ray.is_initialized()
     if own:
         ray.init(address=settings.address, log_to_driver=False)
@@ -298,6 +304,8 @@ def sweep(settings: SweepSettings) -> dict[str, Any]:
     # All cells of one seed before the next seed: comparisons over few seeds exist early.
     runs.sort(key=lambda run: run.seed)
     left = [run for run in runs if not is_done(run.run_dir)]
+    if settings.on == "ray":
+        check_ray()
     try:
         settings.folder().mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from dataclasses import replace
 
@@ -12,8 +11,7 @@ from grpo.cli import main
 from grpo.config import TrainSettings, preset
 from grpo.footprint import microbatch_bytes, model_shape, model_size
 from grpo.needs import GB, GPU, GPUS, Memory, PlanSettings, Prompts, memory, prompt_lengths, times
-from grpo.plan import USABLE, VLLM_MEMORY, changes_to_fit, engine_tokens, fits, on_trainer, plan, show
-from grpo.rollouts import VLLMEngine
+from grpo.plan import USABLE, changes_to_fit, engine_tokens, fits, on_trainer, plan, show
 
 SETTINGS = TrainSettings(
     rollout_batch=16, train_batch=16, group_size=4, microbatches=2, max_new_tokens=20, device="cpu"
@@ -134,7 +132,6 @@ def test_what_to_change_by_hand():
 
 
 def test_a_vllm_engine_beside_the_trainer_and_on_a_gpu_of_its_own():
-    assert inspect.signature(VLLMEngine).parameters["memory"].default == VLLM_MEMORY
     settings = replace(SETTINGS, device="auto", engine="vllm")
     need = memory(settings, 30)
     gpu = GPU("", 1.0, 1, 1, 1)  # GB
