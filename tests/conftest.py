@@ -17,3 +17,16 @@ def gsm8k_dir() -> Path:
     if missing:
         pytest.skip(f"no {' or '.join(missing)} in {folder}: set GRPO_DATA_DIR, or run `grpo data fetch gsm8k`")
     return folder
+
+
+@pytest.fixture
+def said(capsys):
+    """A function that runs a notebook's check on an answer and returns the one line that the check prints."""
+
+    def said(check, answer):
+        assert check(answer) is None
+        message = capsys.readouterr().out
+        assert message.count("\n") == 1
+        return message.strip()
+
+    return said

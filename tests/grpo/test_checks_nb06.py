@@ -16,19 +16,6 @@ from grpo.grading import r1_zero_reward_fn
 from grpo.prompts import load_prompt
 
 
-@pytest.fixture
-def said(capsys):
-    """A function that runs a check on an answer and returns the one line that the check prints."""
-
-    def said(check, answer):
-        assert check(answer) is None
-        message = capsys.readouterr().out
-        assert message.count("\n") == 1
-        return message.strip()
-
-    return said
-
-
 def extract(response):
     head, *closed = re.split("</answer>", response, maxsplit=1, flags=re.IGNORECASE)
     opening = re.search(r"</think>\s*<answer>", head, re.IGNORECASE)

@@ -5,19 +5,6 @@ from grpo.checks import nb07
 from grpo.checks.nb07 import check_advantages, check_diagnosis, check_response_ids, check_response_mask
 
 
-@pytest.fixture
-def said(capsys):
-    """A function that runs a check on an answer and returns the one line that the check prints."""
-
-    def said(check, answer):
-        assert check(answer) is None
-        message = capsys.readouterr().out
-        assert message.count("\n") == 1
-        return message.strip()
-
-    return said
-
-
 def mask_of(start, end):
     """A mask function, true from column start(p, r) to before end(p, r)."""
     return lambda p, r, columns: [start(p, r) <= t < end(p, r) for t in range(columns)]

@@ -9,16 +9,3 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def said(capsys):
-    """A function that runs a notebook's check on an answer and returns the one line that the check prints."""
-
-    def said(check, answer):
-        assert check(answer) is None
-        message = capsys.readouterr().out
-        assert message.count("\n") == 1
-        return message.strip()
-
-    return said
