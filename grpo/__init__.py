@@ -15,7 +15,7 @@ _NAMES = {
     "evaluation": ("evaluate", "summarize"),
     "grading": ("answers_equal", "parse_number", "question_only_reward_fn", "r1_zero_reward_fn"),
     "intervals": ("describe", "mean_interval", "wilson_interval"),
-    "log_probs": ("get_response_log_probs", "log_probs_in_batches"),
+    "log_probs": ("get_response_log_probs", "log_probs_in_batches", "response_entropies"),
     "losses": ("aggregate_loss_across_microbatch", "compute_kl", "compute_policy_gradient_loss"),
     "models": ("load_model", "save_model"),
     "prompts": ("Prompt", "load_prompt", "prompt_names"),

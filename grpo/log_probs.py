@@ -108,3 +108,24 @@ def log_probs_in_batches(
         result = result.to(log_probs.dtype)
         result[rows.to(device), :width] = log_probs.masked_fill(~mask[:, :width].to(device), 0.0)
     return result
+
+
+@torch.no_grad()
+def response_entropies(
+    model: nn.Module,
+    batch: dict[str, Tensor],
+    *,
+    temperature: float = 1.0,
+    autocast_dtype: torch.dtype | None = None,
+) -> list[list[float]]:
+    """For each row of a tokenized batch, the entropy in nats of what each of its response tokens was sampled from."""
+    device = next(model.parameters()).device
+    result = []
+    # One row at a time: this is for the few rows that a person reads, and logits are large.
+    for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["response_mask"].bool(), strict=True):
+        width = max(1, int(response_ends(mask[None]).max()))
+        ids, labels = ids[None, :width].to(device), labels[None, :width].to(device)
+        with autocast(device.type, autocast_dtype):
+            scored = get_response_log_probs(model, ids, labels, True, temperature=temperature)
+        result.append(scored["token_entropy"][0].cpu()[mask[:width]].tolist())
+    return result

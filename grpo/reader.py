@@ -53,7 +53,7 @@ def read_page(run_dir: str | Path, number: int = 1, tokenizer: Any = None) -> Pa
     """Read the rollouts of one question from a run directory: page `number`, of 1 to the number of groups recorded.
 
     tokenizer: the run's (`load_model(name)[1]`); without it a response is shown word by word. A row may hold
-    "token_entropy", one number a token of "token_ids"; `grpo train` does not write it.
+    "token_entropy", one number a token of "token_ids".
     Raises FileNotFoundError where there are no recorded rollouts, ValueError for a page that is not there.
     """
     run = RunDir(run_dir)

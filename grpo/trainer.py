@@ -34,7 +34,7 @@ from grpo.config import TrainSettings, preset
 from grpo.data import Problem
 from grpo.evaluation import check_prompts_fit, evaluate, summarize
 from grpo.footprint import matmul_parameters
-from grpo.log_probs import log_probs_in_batches
+from grpo.log_probs import log_probs_in_batches, response_entropies
 from grpo.mismatch import engine_log_probs, measure_mismatch, truncated_importance_weights
 from grpo.models import load_model, resolve_device
 from grpo.plots import plot_run
@@ -195,7 +195,7 @@ class Trainer:
             rewards, settings.group_size, **settings.advantage_settings()
         )
         metrics = summarize_rollouts(reward_metadata, advantage_metadata, batch["response_mask"], settings.group_size)
-        self._log_rollouts(problems, completions, rewards, advantages)
+        self._log_rollouts(problems, completions, rewards, advantages, batch)
         old = self._log_probs(self.model, batch) if settings.needs_old_log_probs else None
         token_weights = None
         if old is not None:
@@ -272,9 +272,20 @@ class Trainer:
         return summarize(records).to_json()
 
     def _log_rollouts(
-        self, problems: list[Problem], completions: list[Completion], rewards: Tensor, advantages: Tensor
+        self,
+        problems: list[Problem],
+        completions: list[Completion],
+        rewards: Tensor,
+        advantages: Tensor,
+        batch: dict[str, Tensor],
     ) -> None:
-        columns = zip(problems, completions, rewards.tolist(), advantages.tolist(), strict=True)
+        entropies = response_entropies(
+            self.model,
+            {name: value[: self.settings.log_rollouts] for name, value in batch.items()},
+            temperature=self.settings.temperature,
+            autocast_dtype=self.autocast_dtype,
+        )
+        columns = zip(problems, completions, rewards.tolist(), advantages.tolist(), entropies, strict=False)
         rows = [
             {
                 "step": self.step,
@@ -285,10 +296,11 @@ class Trainer:
                 "token_ids": completion.token_ids,
                 "reward": reward,
                 "advantage": advantage,
+                "token_entropy": [round(entropy, 3) for entropy in token_entropy],
             }
-            for problem, completion, reward, advantage in columns
+            for problem, completion, reward, advantage, token_entropy in columns
         ]
-        self.run.append("rollouts", rows[: self.settings.log_rollouts])
+        self.run.append("rollouts", rows)
 
     def save(self) -> Path:
         """Write the checkpoint of the current step, and drop those that are too old."""

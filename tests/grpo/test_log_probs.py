@@ -10,7 +10,7 @@ from dummies import VOCABULARY, ConstantModel, DummyModel, DummyTokenizer, row_l
 from torch import nn
 
 import grpo.log_probs
-from grpo.log_probs import get_response_log_probs, log_probs_in_batches, response_ends
+from grpo.log_probs import get_response_log_probs, log_probs_in_batches, response_ends, response_entropies
 from grpo.tokenization import tokenize_prompt_and_output
 
 
@@ -123,3 +123,24 @@ def test_log_probs_in_batches_are_the_same_and_zero_where_masked(batch, rows_at_
 
 def test_docstring_examples():
     assert doctest.testmod(grpo.log_probs).failed == 0
+
+
+def test_entropies_of_each_response_token(batch):
+    """Of three responses, "dcd$", "c" and "": the sum over the vocabulary at each place that a token was sampled from."""
+    model = DummyModel()
+    expected = []
+    for i in range(3):
+        log_p = model(batch["input_ids"][i : i + 1]).logits[0].double().log_softmax(-1)
+        entropies = -(log_p.exp() * log_p).sum(-1)
+        expected.append(entropies[batch["response_mask"][i].bool()].tolist())
+    assert [len(row) for row in expected] == [4, 1, 0]
+    measured = response_entropies(model, batch)
+    assert [len(row) for row in measured] == [4, 1, 0]
+    for a, b in zip(measured, expected, strict=True):
+        assert a == pytest.approx(b, rel=1e-12)
+
+
+def test_entropies_at_the_sampling_temperature(batch):
+    assert sum(map(sum, response_entropies(DummyModel(), batch, temperature=100.0))) == pytest.approx(
+        5 * math.log(VOCABULARY), rel=1e-3
+    )

@@ -83,6 +83,7 @@ def test_a_run_writes_what_it_says(settings):
         flops = 6 * parameters * metrics["tokens_processed"]
         assert row["update_flops_per_second"] * row["update_seconds"] == pytest.approx(flops)
     assert [row["step"] for row in result.run.read("rollouts")] == [s for s in (1, 2, 3, 4) for _ in range(3)]
+    assert all(len(row["token_entropy"]) == len(row["token_ids"]) for row in result.run.read("rollouts"))
     assert (folder / "figures" / "metrics.png").read_bytes().startswith(b"\x89PNG")
     assert result.run.config["reward_fn"].endswith("vowels_reward")
     assert result.run.checkpoint_steps() == [4]
