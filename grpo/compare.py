@@ -24,11 +24,13 @@ from torch import Tensor
 from grpo.intervals import mean_interval
 from grpo.plots import COLOURS, series
 from grpo.runs import RunDir
+from grpo.words import LEVEL_LIMITS
 
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 # metric: (kind of row, label of the axis)
 METRICS: dict[str, tuple[str, str]] = {
     "accuracy": ("validation", "validation accuracy"),
+    **{f"accuracy_level_{level}": ("validation", f"validation accuracy, level {level}") for level in LEVEL_LIMITS},
     "format": ("validation", "share with the right format, validation"),
     "mean_tokens": ("validation", "mean response length, validation (tokens)"),
     "reward": ("train", "mean training reward"),

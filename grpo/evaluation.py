@@ -152,3 +152,15 @@ def summarize(records: Sequence[dict[str, Any]]) -> Summary:
         mean_tokens=sum(r["tokens"] for r in records) / n,
         cut_off=sum(r["finish_reason"] == "length" for r in records) / n,
     )
+
+
+def accuracy_by_level(records: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Share with answer reward 1 among the records of each difficulty level, as accuracy_level_<level>.
+
+    Empty unless there are two levels at least.
+    """
+    levels = sorted({r["level"] for r in records if r["level"]})
+    if len(levels) < 2:
+        return {}
+    by_level = {level: [r["answer_reward"] == 1 for r in records if r["level"] == level] for level in levels}
+    return {f"accuracy_level_{level}": sum(right) / len(right) for level, right in by_level.items()}

@@ -32,7 +32,7 @@ from grpo.advantages import compute_group_normalized_rewards
 from grpo.checkpoints import check_checkpoint, restore_checkpoint, save_checkpoint, seed_everything
 from grpo.config import TrainSettings, preset
 from grpo.data import Problem
-from grpo.evaluation import check_prompts_fit, evaluate, summarize
+from grpo.evaluation import accuracy_by_level, check_prompts_fit, evaluate, summarize
 from grpo.footprint import matmul_parameters
 from grpo.log_probs import log_probs_in_batches, response_entropies
 from grpo.mismatch import engine_log_probs, measure_mismatch, truncated_importance_weights
@@ -269,7 +269,7 @@ class Trainer:
             records = evaluate(
                 self.engine, self.validation_problems, self.prompt, sampling, reward_fn=self.reward_fn, bar=bar
             )
-        return summarize(records).to_json()
+        return summarize(records).to_json() | accuracy_by_level(records)
 
     def _log_rollouts(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grpo.data import Problem
-from grpo.evaluation import QUESTIONS_AT_ONCE, evaluate, summarize
+from grpo.evaluation import QUESTIONS_AT_ONCE, accuracy_by_level, evaluate, summarize
 from grpo.intervals import wilson_interval
 from grpo.prompts import load_prompt
 from grpo.rollouts import Completion, Sampling
@@ -83,3 +83,12 @@ def test_own_reward_function():
 def test_nothing_to_summarize():
     with pytest.raises(ValueError, match="records is empty"):
         summarize([])
+
+
+def test_accuracy_of_each_level():
+    """Of ANSWERS the first alone is right: level 1 has it, and the last, which is wrong; level 2 has the two others."""
+    problems = [Problem(f"Q{level}?", "#### 9", "9", level) for level in ("1", "2", "2", "1")]
+    records = evaluate(ScriptedEngine(), problems, load_prompt("r1_zero"), Sampling())
+    assert accuracy_by_level(records) == {"accuracy_level_1": 0.5, "accuracy_level_2": 0.0}
+    assert accuracy_by_level(records[1:3]) == {}
+    assert accuracy_by_level([record | {"level": ""} for record in records]) == {}
