@@ -27,6 +27,7 @@ LOSS_NORMALIZATIONS = ("sequence", "constant", "token")
 KL_ESTIMATORS = ("k1", "k2", "k3")
 
 ClipRange = float | tuple[float, float]
+_LARGEST_LOG_RATIO = 80.0
 
 
 def split_cliprange(cliprange: ClipRange | None, method: str = "grpo") -> tuple[float, float]:
@@ -128,11 +129,13 @@ def compute_policy_gradient_loss(
     if method == "none" and not return_metadata:
         return -advantages * log_probs, {}
     old = log_probs.detach() if old_log_probs is None else _mask_out(at_least_float32(old_log_probs.detach()), mask)
-    log_ratio = log_probs - old
-    ratio = log_ratio.exp()
+    log_ratio = log_weight = log_probs - old
     if method == "gspo":
         tokens = log_ratio.shape[1] if mask is None else mask.sum(dim=1, keepdim=True).clamp(min=1)
-        ratio = (log_ratio.sum(dim=1, keepdim=True) / tokens).exp().expand_as(log_ratio)
+        log_weight = (log_ratio.sum(dim=1, keepdim=True) / tokens).expand_as(log_ratio)
+    # exp overflows at 88 in float32, and 0 x inf is nan: bounded where the gradient is 0 anyway, by clipping or advantage.
+    harmless = advantages == 0 if method == "noclip" else advantages >= 0
+    ratio = torch.where(harmless, log_weight.clamp(max=_LARGEST_LOG_RATIO), log_weight).exp()
 
     clipped = torch.zeros_like(ratio, dtype=torch.bool)
     if method == "none":

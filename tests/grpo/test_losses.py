@@ -448,3 +448,25 @@ def test_half_precision_log_probs_are_worked_on_in_float32():
 def test_masked_mean_takes_a_mask_of_numbers():
     values, mask = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([[1, 0], [0, 1]])
     assert grpo.losses.masked_mean(values, mask) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("method", "advantage", "value"), [("grpo", 1.0, -1.2), ("gspo", 1.0, -1.2), ("noclip", 0.0, 0)]
+)
+def test_a_ratio_that_overflows_where_it_has_no_gradient_gives_none(method, advantage, value):
+    """exp(200) is inf in float32; the clipped loss is then -A (1 + e) with the gradient 0, not 0 x inf."""
+    new = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    old = torch.tensor([[-201.0, -201.0]])
+    loss, _ = compute_policy_gradient_loss(torch.tensor([advantage]), new, method, old, cliprange=0.2)
+    assert loss.tolist()[0] == pytest.approx([value, value])
+    loss.sum().backward()
+    assert new.grad.tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("method", ["grpo", "gspo", "noclip"])
+def test_a_ratio_that_overflows_under_a_negative_advantage_is_not_hidden(method):
+    new = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    loss, _ = compute_policy_gradient_loss(
+        torch.tensor([-1.0]), new, method, torch.tensor([[-201.0, -201.0]]), cliprange=0.2
+    )
+    assert loss.isinf().all()
