@@ -6,6 +6,7 @@
     rollouts.jsonl       some rollouts of each step, for people
     checkpoints/         step_000050/: model, tokenizer, optimizer, random generators; a manifest of file sizes
     figures/             metrics.png
+    .lock                held by the process that writes here
 
 Files are appended a line at a time, so that a stop loses nothing. A resumed run cuts them back to its checkpoint first.
 """
@@ -19,6 +20,8 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 LOGS = ("metrics", "timing", "rollouts")
 # What may differ between a run and its continuation: nothing that changes a number already written.
@@ -78,6 +81,7 @@ class RunDir:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._lock: FileLock | None = None
 
     def check(self, config: Mapping[str, Any], resume: bool = False) -> None:
         """Raise RunDirError, before anything is written, unless a run of these settings can be started or resumed here.
@@ -108,12 +112,27 @@ class RunDir:
             raise RunDirError(f"{name} holds no run to resume; leave --resume out to start one")
 
     def create(self, config: Mapping[str, Any]) -> None:
-        """Make the directory and write the settings."""
+        """Make the directory, hold it until `release` or the end of this process, and write the settings.
+
+        Raises RunDirError when it cannot be written, and when another process, or another run of this one, holds it.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / ".lock", timeout=0)
+            lock.acquire()
+            self._lock = lock
             write_atomically(self.config_file, json.dumps(dict(config), indent=2) + "\n")
+        except Timeout as error:
+            raise RunDirError(
+                f"run_dir={str(self.path)!r} is being written by a run that goes on; wait for its end, or give another"
+            ) from error
         except OSError as error:
             raise RunDirError(f"run_dir={str(self.path)!r} cannot be written ({error}); give another folder") from error
+
+    def release(self) -> None:
+        """Let another run write here."""
+        if self._lock is not None:
+            self._lock.release()
 
     @property
     def config_file(self) -> Path:

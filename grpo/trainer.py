@@ -456,5 +456,6 @@ def train(
         return trainer.run_steps()
     finally:
         trainer.engine.close()
+        trainer.run.release()
         if trainer.tracker:
             trainer.tracker.finish()

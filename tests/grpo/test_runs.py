@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -98,3 +100,20 @@ def test_a_run_directory_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(RunDirError, match=r"run_dir='.*file/run' cannot be written"):
         RunDir(tmp_path / "file" / "run").create({})
+
+
+def test_two_runs_cannot_write_one_directory(tmp_path):
+    first = RunDir(tmp_path / "run")
+    first.create({"steps": 3})
+    code = f"from grpo.runs import RunDir; RunDir({str(tmp_path / 'run')!r}).create({{'steps': 4}})"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "is being written by a run that goes on" in other.stderr
+    assert first.config == {"steps": 3}
+    first.release()
+    RunDir(tmp_path / "run").create({"steps": 3})
+
+
+def test_a_killed_run_holds_nothing(tmp_path):
+    code = f"import os; from grpo.runs import RunDir; RunDir({str(tmp_path / 'run')!r}).create({{}}); os.abort()"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode != 0
+    RunDir(tmp_path / "run").create({"steps": 3})
