@@ -66,7 +66,7 @@ class VLLMEngine(VLLMBase):
         self.connection, theirs = Pipe()
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [*WORKER, str(theirs.fileno())],
+                [*WORKER, str(theirs.fileno()), str(self.folder)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -130,7 +130,7 @@ class VLLMServerEngine(VLLMBase):
             )
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, KEEPER, str(os.getpid()), *SERVER, *flags],
+                [sys.executable, KEEPER, str(os.getpid()), str(self.folder), *SERVER, *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,13 +1,15 @@
 """The process in which the `vllm` engine's model lives: it loads, samples and takes new weights, as its pipe tells it.
 
 It is a process of its own since importing vLLM changes transformers' classes, which breaks the trainer's forward pass.
-Started by vllm_local.py as `python -m grpo.rollouts.vllm_worker FILE_DESCRIPTOR`; each message is (method, arguments),
-each reply (True, result) or (False, message of the error). It ends when the pipe does.
+Started by vllm_local.py as `python -m grpo.rollouts.vllm_worker FILE_DESCRIPTOR FOLDER`; each message is (method,
+arguments), each reply (True, result) or (False, message of the error). It ends when the pipe does, and removes the
+engine's folder.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from multiprocessing.connection import Connection
 from typing import Any
@@ -101,3 +103,5 @@ if __name__ == "__main__":
     # One process for front and core: weights then go in without being serialised again.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     serve(Connection(int(sys.argv[1])))
+    # The trainer is gone; it may have been killed, and could then not remove its files.
+    shutil.rmtree(sys.argv[2], ignore_errors=True)

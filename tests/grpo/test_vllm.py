@@ -3,8 +3,10 @@
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,18 @@ def test_samples_are_the_policys_before_and_after_a_sync(worker):
         old_model, _ = load_model("tiny", device="cpu")
         stale = trainer_log_probs(old_model, tokenizer, second, 4, 0.7)
         assert largest_difference(second, stale) > 0.05  # the test would see weights that had stayed
+
+
+def test_the_process_removes_the_files_of_a_trainer_that_is_gone(tmp_path):
+    ours, theirs = Pipe()
+    folder = tmp_path / "engine"
+    (folder / "model").mkdir(parents=True)
+    command = [*vllm_local.WORKER, str(theirs.fileno()), str(folder)]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
+        theirs.close()
+        ours.close()
+        assert process.wait(60) == 0
+    assert not folder.exists()
 
 
 def test_a_killed_process_is_one_clear_error(stand_in):

@@ -192,7 +192,7 @@ def test_raw_log_probs_are_refused(stand_in, monkeypatch, request, policy):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_server_ends_with_the_process_that_started_it(number, tmp_path):
+def test_the_server_and_its_files_end_with_the_process_that_started_it(number, tmp_path):
     script = f"""
 import time
 from grpo import VLLMServerEngine, load_model
@@ -200,14 +200,16 @@ from grpo.rollouts import options, vllm_server
 vllm_server.SERVER = {FAKE!r}
 options.check_vllm = lambda: None
 engine = VLLMServerEngine(*load_model("tiny", device="cpu"))
-print(engine.process.pid, flush=True)
+print(engine.process.pid, engine.folder, flush=True)
 time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as trainer:
-        group = int(trainer.stdout.readline())
+        group, folder = trainer.stdout.readline().split()
+        assert Path(folder, "log").is_file()
         os.kill(trainer.pid, number)
         assert trainer.wait() == -number
-    assert group_is_gone(group)
+    assert group_is_gone(int(group))
+    assert not Path(folder).exists()
 
 
 def settings_of(folder):
