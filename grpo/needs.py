@@ -69,8 +69,6 @@ class PlanSettings:
     """The run, by the options of `grpo train`; with --device cpu memory alone is planned."""
     gpu: str = ""
     """One of h200, h100, a100-80gb, a100-40gb, rtx4090; default: a line for each."""
-    gpus: int = 1
-    """1, or 2: the trainer on one, a vLLM engine on the other."""
     mfu: float = 0.3
     """Assumed share of the peak FLOP/s that prefill and updates reach."""
     bandwidth_share: float = 0.5
@@ -85,8 +83,6 @@ def check_plan(options: PlanSettings) -> None:
     """Raise ValueError for what cannot be planned, before anything is computed."""
     if options.gpu:
         check_choice("gpu", options.gpu, tuple(GPUS))
-    if options.gpus not in {1, 2}:
-        raise ValueError(f"gpus={options.gpus!r} must be 1 or 2")
     for name in ("prompt_tokens", "response_tokens"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -98,8 +94,6 @@ def check_plan(options: PlanSettings) -> None:
     for name in ("mfu", "bandwidth_share"):
         if not 0 < getattr(options, name) <= 1:
             raise ValueError(f"{name}={getattr(options, name)!r} must be above 0 and at most 1")
-    if options.gpus == 2 and options.settings.engine == "hf":
-        raise ValueError("gpus=2 with engine='hf', which samples on the trainer's GPU; give a vLLM engine")
 
 
 @dataclass(frozen=True)

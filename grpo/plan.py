@@ -29,8 +29,11 @@ def engine_tokens(options: PlanSettings, need: Memory, gpu: GPU) -> int:
 
 def on_trainer(options: PlanSettings, need: Memory, gpu: GPU) -> float:
     """The most bytes on the trainer's GPU at any time."""
-    shared = engine_share(options, gpu) if options.gpus == 1 else 0.0
-    return max(need.update, need.rollouts) + shared
+    settings = options.settings
+    number = int(settings.device.partition(":")[2] or 0)
+    apart = settings.engine_url or (settings.engine_gpus and number not in settings.engine_gpus)
+    shared = 0.0 if apart else engine_share(options, gpu)
+    return max(need.update + (0.0 if settings.engine_sleep else shared), need.rollouts + shared)
 
 
 def fits(options: PlanSettings, need: Memory, gpu: GPU) -> bool:

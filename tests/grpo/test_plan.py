@@ -136,10 +136,17 @@ def test_a_vllm_engine_beside_the_trainer_and_on_a_gpu_of_its_own():
     need = memory(settings, 30)
     gpu = GPU("", 1.0, 1, 1, 1)  # GB
     assert on_trainer(PlanSettings(settings), need, gpu) == need.update + 0.4e9
-    assert on_trainer(PlanSettings(settings, gpus=2), need, gpu) == need.update
+    apart = PlanSettings(replace(settings, engine_gpus=(1,)))
+    assert on_trainer(apart, need, gpu) == need.update
+    assert on_trainer(PlanSettings(replace(settings, engine_gpus=(0,))), need, gpu) == need.update + 0.4e9
+    assert on_trainer(PlanSettings(replace(settings, engine_gpus=(1,), device="cuda:1")), need, gpu) > need.update
+    server = replace(settings, engine="vllm-server", engine_url="http://gpu:8000", engine_folder="shared")
+    assert on_trainer(PlanSettings(server), need, gpu) == need.update
+    asleep = PlanSettings(replace(settings, engine_sleep=True))
+    assert on_trainer(asleep, need, gpu) == max(need.update, need.rollouts + 0.4e9)
     # 0.4 GB less two bytes a parameter, at 2 x 4 layers x 4 heads x 32 x 2 bytes a token
     assert engine_tokens(PlanSettings(settings), need, gpu) == (400_000_000 - 2 * 919_680) // 2048
-    assert not fits(PlanSettings(settings, gpus=2), need, replace(gpu, memory=0.0046))  # vLLM's weights leave no room
+    assert not fits(apart, need, replace(gpu, memory=0.0046))  # vLLM's weights leave no room
 
 
 def test_published_preset_on_the_known_gpus(tmp_path, monkeypatch):
@@ -173,8 +180,6 @@ def test_the_command(capsys):
     ("change", "message"),
     [
         ({"gpu": "h1000"}, "gpu='h1000' is unknown; choose one of 'h200', 'h100', 'a100-80gb', 'a100-40gb', 'rtx4090'"),
-        ({"gpus": 3}, "gpus=3 must be 1 or 2"),
-        ({"gpus": 2}, "gpus=2 with engine='hf'"),
         ({"mfu": 0.0}, "mfu=0.0 must be above 0 and at most 1"),
         ({"bandwidth_share": 1.5}, "bandwidth_share=1.5 must be above 0 and at most 1"),
         ({"prompt_tokens": 0}, "prompt_tokens=0 must be at least 1"),
