@@ -96,7 +96,7 @@ def _reward_fn(run: RunDir) -> Callable[..., Any] | None:
 def _read(row: dict[str, Any], tokenizer: Any, reward_fn: Callable[..., Any] | None) -> ReadRollout:
     return ReadRollout(
         split_tokens(row["token_ids"], tokenizer) if tokenizer else re.findall(r"\s*\S+|\s+$", row["response"]),
-        row.get("token_entropy"),
+        row.get("token_entropy") if tokenizer else None,  # words are not tokens
         row["reward"],
         row["advantage"],
         row["finish_reason"],
@@ -140,8 +140,11 @@ def page_html(page: Page, shade: str = "advantage") -> str:
     """
     if shade not in SHADES:
         raise ValueError(f"shade={shade!r} is unknown; choose one of {', '.join(SHADES)}")
-    if shade == "entropy" and not all(rollout.entropy for rollout in page.rollouts):
-        raise ValueError("shade='entropy': this run did not record the entropy of its tokens (token_entropy)")
+    if shade == "entropy" and any(rollout.entropy is None for rollout in page.rollouts):
+        raise ValueError(
+            "shade='entropy': this run did not record the entropy of its tokens (token_entropy), "
+            "or no tokenizer was given to tell the tokens apart"
+        )
     blocks = [_rollout_html(n, rollout, shade) for n, rollout in enumerate(page.rollouts, start=1)]
     if page.prompt is not None:
         blocks.insert(0, f"<details><summary>The prompt</summary>{_mono(html.escape(page.prompt))}</details>")

@@ -95,6 +95,8 @@ def test_entropy_shades_where_it_was_recorded(run_dir, tokenizer):
     assert 'rgba(90,90,90,0.52)" title="2.00 nats"' in shown  # 0.6 (1 - e^-2)
     with pytest.raises(ValueError, match="did not record the entropy"):
         page_html(read_page(run_dir, 1, tokenizer), "entropy")
+    with pytest.raises(ValueError, match="or no tokenizer was given"):
+        page_html(read_page(run_dir, 3), "entropy")  # its words are fewer than its tokens
     with pytest.raises(ValueError, match="shade='colour' is unknown; choose one of advantage, entropy"):
         page_html(read_page(run_dir, 1), "colour")
 
@@ -118,3 +120,10 @@ def test_what_is_not_there_is_refused(run_dir, tmp_path):
 @pytest.mark.parametrize(("advantage", "shown"), [(1.0, "▲ +1.00"), (-0.5, "▼ -0.50"), (0.0, "○ 0")])
 def test_signs_need_no_colour(advantage, shown):
     assert sign(advantage) == shown
+
+
+def test_entropy_of_a_page_with_an_empty_response(run_dir, tokenizer):
+    rows = RunDir(run_dir).read("rollouts")
+    (run_dir / "rollouts.jsonl").unlink()
+    RunDir(run_dir).append("rollouts", [rows[-1], rows[-1] | {"response": "", "token_ids": [], "token_entropy": []}])
+    assert "2.00 nats" in page_html(read_page(run_dir, 1, tokenizer), "entropy")
