@@ -17,6 +17,7 @@ with r the reward, mu and s the group's mean and sample standard deviation:
     rloo           leave_one_out    none         sequence             (r - mu) * G / (G - 1)
 
 A callable in the place of either name gets the (groups, group_size) rewards: that is how one tries one's own estimator.
+On the command line and in a sweep's file it is "FILE.py:FUNCTION" (grpo/own.py).
 """
 
 from __future__ import annotations

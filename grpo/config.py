@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo.advantages import ESTIMATORS, check_advantage_settings, check_choice
+from grpo.own import is_own, load_own, own_file
 from grpo.rollouts import EngineOptions, Sampling
 from grpo.update import UpdateSettings
 
@@ -55,10 +56,10 @@ class TrainSettings:
 
     estimator: Literal["reinforce", "grpo", "grpo_constant", "dr_grpo", "rft", "maxrl", "rloo"] = "grpo"
     """Baseline, normalizer and loss normalization by name (the table in grpo/advantages.py)."""
-    baseline: Literal["none", "mean", "leave_one_out"] | None = None
-    """In place of the estimator's own."""
-    advantage_normalizer: Literal["none", "std", "mean"] | None = None
-    """In place of the estimator's own."""
+    baseline: str | None = None
+    """In place of the estimator's own: none, mean, leave_one_out, or FILE.py:FUNCTION (grpo/own.py)."""
+    advantage_normalizer: str | None = None
+    """In place of the estimator's own: none, std, mean, or FILE.py:FUNCTION, whose result is the divisor as it stands."""
     loss_normalization: Literal["sequence", "constant", "token"] | None = None
     """In place of the estimator's own."""
     advantage_eps: float = 1e-6
@@ -198,13 +199,15 @@ class TrainSettings:
         own = getattr(self, name)
         return ESTIMATORS[self.estimator][name] if own is None else own
 
+    def own_files(self) -> set[Path]:
+        """Files with functions of one's own that the settings name."""
+        return {own_file(str(value)) for value in (self.baseline, self.advantage_normalizer) if is_own(value)}
+
     def advantage_settings(self) -> dict[str, Any]:
-        """Keyword arguments of compute_group_normalized_rewards."""
-        return {
-            "baseline": self._estimator_part("baseline"),
-            "advantage_eps": self.advantage_eps,
-            "advantage_normalizer": self._estimator_part("advantage_normalizer"),
-        }
+        """Keyword arguments of compute_group_normalized_rewards; functions of one's own are loaded."""
+        parts = {name: self._estimator_part(name) for name in ("baseline", "advantage_normalizer")}
+        parts = {name: load_own(name, value) if is_own(value) else value for name, value in parts.items()}
+        return parts | {"advantage_eps": self.advantage_eps}
 
     def update_settings(self, autocast_dtype: Any = None) -> UpdateSettings:
         """How a train batch becomes one update."""

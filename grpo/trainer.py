@@ -17,6 +17,7 @@ import copy
 import functools
 import importlib
 import math
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -158,6 +159,8 @@ class Trainer:
         )
         # Only now is anything written: a model or file that cannot be had leaves everything as it was.
         self.run.create(config)
+        for file in settings.own_files():
+            shutil.copy(file, self.run.path)
         self.run.cut_back(self.step if checkpoint else -1)
         if self.tracker:
             self.tracker.init(project="grpo-lab", name=self.run.path.name, config=config)
