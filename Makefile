@@ -16,8 +16,9 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 demo: $(VENV)/core.stamp
 	$(BIN)/grpo demo $(ARGS)
 
+# One thread a process: what is computed is small, and the processes share the cores. A notebook's cells stay together.
 test: $(VENV)/dev.stamp
-	$(BIN)/pytest --cov=grpo --cov-report=term:skip-covered --cov-fail-under=90 \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadscope --cov=grpo --cov-report=term:skip-covered --cov-fail-under=90 \
 	  --nbval --nbval-sanitize-with tests/notebooks/sanitize.cfg $(ARGS)
 
 lint: $(VENV)/dev.stamp
