@@ -110,6 +110,8 @@ class TrainSettings:
     """Share of each of its GPUs' memory that the engine takes; the trainer needs the rest where they share one."""
     engine_sleep: bool = False
     """The engine frees that memory during each update, for a trainer on the same GPU."""
+    engine_time_limit: float = 1800.0
+    """Seconds that an answer of a vLLM engine may take; a server is asked three times."""
     tensor_parallel_size: int = 1
     """GPUs that share one copy of the policy in the engine."""
     data_parallel_size: int = 1

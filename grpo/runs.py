@@ -38,6 +38,7 @@ MAY_DIFFER = (
     "engine_gpus",
     "engine_memory",
     "engine_sleep",
+    "engine_time_limit",
     "tensor_parallel_size",
     "data_parallel_size",
 )

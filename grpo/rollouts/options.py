@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 import warnings
 from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ class EngineOptions:
     engine_memory: float = 0.4
     engine_gpus: tuple[int, ...] = ()
     engine_sleep: bool = False
+    engine_time_limit: float = 1800.0
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
 
@@ -42,6 +44,8 @@ class EngineOptions:
             raise ValueError(
                 f"engine_memory={self.engine_memory!r} must be a share of the GPU's memory, above 0, below 1"
             )
+        if not (math.isfinite(self.engine_time_limit) and self.engine_time_limit > 0):
+            raise ValueError(f"engine_time_limit={self.engine_time_limit!r} must be a number of seconds above 0")
         if self.engine_port is not None and not 0 < self.engine_port < 65_536:
             raise ValueError(f"engine_port={self.engine_port!r} must be between 1 and 65535")
         url = urlsplit(self.engine_url)

@@ -43,11 +43,10 @@ class VLLMBase(Engine):
         options: EngineOptions,
         dtype: DType,
         max_model_len: int | None,
-        time_limit_s: float,
         on_progress: Callable[[int], object] | None,
     ) -> None:
         self.model, self.tokenizer, self.options = model, tokenizer, options
-        self.time_limit_s, self.on_progress = time_limit_s, on_progress
+        self.on_progress = on_progress
         self.eos_token_ids = eos_token_ids(model, tokenizer)
         self.max_model_len: int = max_model_len or model.config.max_position_embeddings
         self.dtype = dtype

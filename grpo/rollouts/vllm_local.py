@@ -27,7 +27,6 @@ class VLLMEngine(VLLMBase):
     options: GPUs, their memory, sleep mode.
     dtype: of vLLM's copy; "auto" is bfloat16 on a GPU and float32 on a CPU.
     max_model_len: longest prompt + response, in tokens; default, the model's context.
-    time_limit_s: seconds that one answer of the process may take.
     on_progress: called with the number of completions when they are all there.
 
     The same prompts, settings and seed give the same completions. With top_p below 1 log-probs are those of the
@@ -45,12 +44,11 @@ class VLLMEngine(VLLMBase):
         options: EngineOptions | None = None,
         dtype: DType = "auto",
         max_model_len: int | None = None,
-        time_limit_s: float = 1800.0,
         on_progress: Callable[[int], object] | None = None,
     ) -> None:
         options = options or EngineOptions()
         check_engine("vllm", options, model.device)
-        super().__init__(model, tokenizer, options, dtype, max_model_len, time_limit_s, on_progress)
+        super().__init__(model, tokenizer, options, dtype, max_model_len, on_progress)
         self.process: subprocess.Popen[bytes] | None = None
         try:
             save_model(model, tokenizer, self.folder / "model")
@@ -77,13 +75,14 @@ class VLLMEngine(VLLMBase):
         theirs.close()
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """What the process answers. Raises EngineError when it fails, dies or takes longer than time_limit_s."""
+        """What the process answers. Raises EngineError when it fails, dies or takes longer than engine_time_limit."""
         if self.process is None:
             raise EngineError("the vllm engine is closed")
+        limit = self.options.engine_time_limit
         try:
             self.connection.send((method, arguments))
-            if not self.connection.poll(self.time_limit_s):
-                problem = f"gave no answer to {method!r} within time_limit_s={self.time_limit_s:.0f}"
+            if not self.connection.poll(limit):
+                problem = f"gave no answer to {method!r} within engine_time_limit={limit:.0f} seconds"
             else:
                 done, result = self.connection.recv()
                 if done:

@@ -49,7 +49,6 @@ class VLLMServerEngine(VLLMBase):
     options: engine_url attaches to a running server; without it one is started on this machine (engine_port, GPUs, their
     memory). Closing ends the server that was started, and never another.
     dtype, max_model_len: of the server that is started, as in VLLMEngine.
-    time_limit_s: seconds that one request may take, with the wait for its turn; it is tried three times.
     start_limit_s: seconds that the server may take until it is healthy.
     on_progress: called with the number of completions that ended since the last call.
 
@@ -66,7 +65,6 @@ class VLLMServerEngine(VLLMBase):
         options: EngineOptions | None = None,
         dtype: DType = "auto",
         max_model_len: int | None = None,
-        time_limit_s: float = 1800.0,
         start_limit_s: float = 900.0,
         on_progress: Callable[[int], object] | None = None,
     ) -> None:
@@ -79,7 +77,7 @@ class VLLMServerEngine(VLLMBase):
                 "engine_folder, a folder that both see under the same path"
             )
         port = None if options.engine_url else check_port(options.engine_port)
-        super().__init__(model, tokenizer, options, dtype, max_model_len, time_limit_s, on_progress)
+        super().__init__(model, tokenizer, options, dtype, max_model_len, on_progress)
         self.url = (options.engine_url or f"http://127.0.0.1:{port}").rstrip("/")
         self.what = f"the vLLM server at {self.url}"
         self.process: subprocess.Popen[bytes] | None = None
@@ -88,7 +86,7 @@ class VLLMServerEngine(VLLMBase):
         self.client = httpx2.Client(
             base_url=self.url,
             trust_env=False,
-            timeout=httpx2.Timeout(time_limit_s, connect=10),
+            timeout=httpx2.Timeout(options.engine_time_limit, connect=10),
             limits=httpx2.Limits(keepalive_expiry=1.0),  # before the server ends an idle connection, after 5 s
         )
         self.name = str(self.folder / "model")
@@ -163,7 +161,7 @@ class VLLMServerEngine(VLLMBase):
                 workers = self.request("/get_world_size")["world_size"]
                 with socket.create_connection((host, urlsplit(self.url).port or 80), timeout=10) as connection:
                     address = connection.getsockname()[0]  # this machine, as the server's reaches it
-            client = HTTPVLLMWeightSyncClient(self.url, timeout=self.time_limit_s)
+            client = HTTPVLLMWeightSyncClient(self.url, timeout=self.options.engine_time_limit)
             self.transfer = Transfer(self.transfer_backend, client, self.model, workers=workers, address=address)
         except Exception as error:
             hint = (
@@ -195,7 +193,9 @@ class VLLMServerEngine(VLLMBase):
                 if response.status_code < 500:
                     break
             except httpx2.TimeoutException:
-                problem = f"gave no answer to {path} within {self.time_limit_s:.0f} seconds"
+                problem = (
+                    f"gave no answer to {path} within engine_time_limit={self.options.engine_time_limit:.0f} seconds"
+                )
             except httpx2.TransportError as error:
                 problem = f"is not there for {path}: {error}"
             except ValueError:

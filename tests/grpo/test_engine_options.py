@@ -24,7 +24,7 @@ class Recorder(VLLMBase):
     what = "the recorder"
 
     def __init__(self, model, given):
-        super().__init__(model, SimpleNamespace(eos_token_id=1), given, "auto", 64, 1.0, None)
+        super().__init__(model, SimpleNamespace(eos_token_id=1), given, "auto", 64, None)
         self.calls = []
 
     def _sample(self, prompt_ids, seeds, params):
@@ -71,6 +71,7 @@ def two_gpus(monkeypatch):
             r"engine_port=1 is for a server that is started",
         ),
         ("vllm-server", {"engine_folder": "x"}, r"engine_folder='x' is for a server at engine_url"),
+        ("vllm", {"engine_time_limit": 0.0}, r"engine_time_limit=0\.0 must be a number of seconds above 0"),
         ("vllm", {"engine_memory": 1.5}, r"engine_memory=1\.5 must be a share"),
         ("vllm", {"tensor_parallel_size": 0}, r"tensor_parallel_size=0 must be at least 1"),
         (

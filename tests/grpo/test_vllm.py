@@ -170,14 +170,14 @@ def test_a_run_whose_engine_is_killed_goes_on_as_if_it_had_not(worker, tmp_path,
     ("seed", "message"),
     [
         (13, "died in 'generate', exit status 9(.|\n)*the last words of the worker"),
-        (14, "gave no answer to 'generate' within time_limit_s=1"),
+        (14, "gave no answer to 'generate' within engine_time_limit=1 seconds"),
         (15, "failed in 'generate': ValueError: no such parameter"),
     ],
 )
 def test_what_the_process_did_is_said_and_it_is_ended(stand_in, seed, message):
     model, tokenizer = load_model("tiny", device="cpu")
     engine = VLLMEngine(model, tokenizer)
-    engine.time_limit_s = 1.0 if seed == 14 else 60.0
+    engine.options = replace(engine.options, engine_time_limit=1.0 if seed == 14 else 60.0)
     process = engine.process
     with pytest.raises(EngineError, match=message):
         engine.generate(PROMPTS, replace(SAMPLED, seed=seed))

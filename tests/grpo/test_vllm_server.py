@@ -114,10 +114,12 @@ def test_failures_of_a_request(running, policy):
         (13, r"answered /v1/completions with status 500: .*out of luck"),
         (16, r"with what is no JSON: '<html>'"),
         (17, r"without 4 choices of ids and log-probs"),
-        (14, r"gave no answer to /v1/completions within 1 seconds"),
+        (14, r"gave no answer to /v1/completions within engine_time_limit=1 seconds"),
     ):
         with pytest.raises(EngineError, match=message):
-            VLLMServerEngine(*policy, options=at, time_limit_s=1.0).generate(PROMPTS[:1], replace(SAMPLED, seed=seed))
+            VLLMServerEngine(*policy, options=replace(at, engine_time_limit=1.0)).generate(
+                PROMPTS[:1], replace(SAMPLED, seed=seed)
+            )
 
 
 def test_a_server_that_dies_is_one_error_with_its_last_lines(stand_in, policy):
