@@ -168,18 +168,26 @@ def table(rows: Sequence[Comparison], reference: str) -> str:
 
 
 def draw_curves(axes: Axes, cells: Mapping[str, Mapping[int, RunDir]], metric: str) -> Axes:
-    """Mean over seeds, its 95% interval as a band, the single runs faint, for each cell."""
+    """Mean over seeds, its 95% interval as a band, the single runs faint, for each cell.
+
+    Against the rollout step; against the number of rollouts where cells sample different numbers of them in a step.
+    """
+    batches = {name: next(iter(runs.values())).config.get("rollout_batch") for name, runs in cells.items()}
+    by_rollouts = len(set(batches.values())) > 1
     for k, (name, runs) in enumerate(cells.items()):
         colour, line = COLOURS[k % len(COLOURS)], LINES[k % len(LINES)]
+        size = batches[name] if by_rollouts else 1
         for run in runs.values():
-            axes.plot(*curve(run, metric), color=colour, alpha=0.25, linewidth=0.7)
+            x, y = curve(run, metric)
+            axes.plot([size * step for step in x], y, color=colour, alpha=0.25, linewidth=0.7)
         steps, values = stack(runs, metric)
+        steps = [size * step for step in steps]
         label = f"{name} ({len(runs)} seeds)" if len(runs) > 1 else f"{name} (one seed)"
         axes.plot(steps, values.mean(dim=0), color=colour, linestyle=line, linewidth=2, label=label)
         if len(runs) > 1 and steps:
             mean, half = mean_interval(values)
             axes.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0)
-    axes.set(xlabel="rollout step", ylabel=METRICS[metric][1])
+    axes.set(xlabel="rollouts" if by_rollouts else "rollout step", ylabel=METRICS[metric][1])
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, frameon=False)
     return axes

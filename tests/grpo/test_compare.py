@@ -150,3 +150,16 @@ def test_bad_arguments_are_named_before_anything_is_written(folder, capsys, argu
     assert main(["plot", str(folder), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "figures").exists()
+
+
+def test_cells_with_batches_of_other_sizes_are_drawn_against_rollouts(tmp_path) -> None:
+    """Steps 0 and 10 of 128 and of 16 rollouts: 1,280 and 160 rollouts at the end."""
+    write_run(tmp_path, "large", 1, [0.1, 0.2], rollout_batch=128)
+    write_run(tmp_path, "small", 1, [0.1, 0.3], rollout_batch=16)
+    cells = load_cells(tmp_path)
+    left = figure(cells).axes[0]
+    assert left.get_xlabel() == "rollouts"
+    assert {tuple(line.get_xdata()) for line in left.lines} == {(0, 1280), (0, 160)}
+    alone = figure({"large": cells["large"]}).axes[0]
+    assert alone.get_xlabel() == "rollout step"
+    assert {tuple(line.get_xdata()) for line in alone.lines} == {(0, 10)}
