@@ -172,7 +172,7 @@ def draw_curves(axes: Axes, cells: Mapping[str, Mapping[int, RunDir]], metric: s
 
     Against the rollout step; against the number of rollouts where cells sample different numbers of them in a step.
     """
-    batches = {name: next(iter(runs.values())).config.get("rollout_batch") for name, runs in cells.items()}
+    batches: dict[str, Any] = {name: next(iter(r.values())).config.get("rollout_batch") for name, r in cells.items()}
     by_rollouts = len(set(batches.values())) > 1
     for k, (name, runs) in enumerate(cells.items()):
         colour, line = COLOURS[k % len(COLOURS)], LINES[k % len(LINES)]
