@@ -73,6 +73,10 @@ def test_a_notebook_keeps_the_rules(path):
             f"{word!r} in the first cell"
         )
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), "run it from top to bottom"
+    assert code[0]["metadata"].get("tags") == ["setup"], (
+        "the cell that installs the project where it is missing comes first"
+    )
+    assert source(code[0]) == source(cells(NOTEBOOKS[0], "code")[0])
     assert "widget-view+json" not in text, "a live view: run tests/notebooks/strip_widgets.py on it"
     assert not re.search(r"(?<![\w.])/(?:work|root|home|tmp)/", text), "a path of one machine"
     assert len(text) < 2_000_000
@@ -96,3 +100,22 @@ def test_a_solution_passes_its_check(setup, solution, check, capsys):
     exec(solution, space)
     exec(check, space)
     assert capsys.readouterr().out.startswith("Right")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_closes_with_a_summary_reading_and_the_next_one(path):
+    prose = [source(cell) for cell in cells(path, "markdown")]
+    end = "\n".join(prose[-3:])
+    assert re.search("^## Summary$", end, re.MULTILINE), "no summary"
+    assert re.search(r"^\*\*Reading\.\*\*", end, re.MULTILINE), "nothing to read"
+    assert re.search(r"(19|20)\d\d", end), "reading without years"
+    after = NOTEBOOKS[NOTEBOOKS.index(path) + 1 :]
+    assert not after or f"({after[0].name})" in prose[-1], "no link to the next notebook"
+
+
+def test_links_between_notebooks_lead_somewhere():
+    for path in NOTEBOOKS:
+        for cell in cells(path, "markdown"):
+            for target in re.findall(r"\]\(([^)#\s]+)\)", source(cell)):
+                if "://" not in target:
+                    assert (path.parent / target).exists(), f"{path.name}: {target}"
