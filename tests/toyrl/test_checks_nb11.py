@@ -1,12 +1,13 @@
-"""Moments of a baseline against hand and simulation; each check says what is wrong with typical wrong answers."""
+"""Each check of notebook 11 says what is wrong with typical wrong answers, and passes right ones."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from grpo.checks.nb11 import ALIKE, BASELINES, KINDS, UNLIKE, check_baseline, check_k, check_kinds, gradient_moments
 from grpo.own import load_own
+from toyrl.batches import gradient_moments
+from toyrl.checks.nb11 import ALIKE, BASELINES, KINDS, UNLIKE, check_baseline, check_k, check_kinds
 
 shrunk = load_own("baseline", f"{Path(__file__).resolve().parents[2]}/data/experiments/own.py:shrunk")
 
@@ -15,51 +16,6 @@ def rest_of_batch(rewards):
     """The mean of all other responses of the batch, of whatever prompt."""
     others = rewards.numel() - 1
     return (rewards.sum() - rewards) / max(others, 1) if others else rewards
-
-
-@pytest.mark.parametrize("group_size", [2, 3])
-def test_weights_are_those_that_are_known(group_size):
-    """Leave-one-out and shrunk 1, the group mean (G - 1)/G, a constant 1, whatever the rates."""
-    rates = (0.2, 0.6, 0.9)
-    for baseline, expected in (
-        ("leave_one_out", 1.0),
-        (shrunk, 1.0),
-        (rest_of_batch, 1.0),
-        ("mean", (group_size - 1) / group_size),
-        ("none", 1.0),
-        (lambda r: torch.full_like(r, 0.5), 1.0),
-    ):
-        weight, _ = gradient_moments(baseline, rates, group_size)
-        assert weight.tolist() == pytest.approx([expected] * 3, rel=1e-12)
-
-
-def test_noise_by_hand():
-    """One prompt, one response of 20 tokens, p = 1/4, no baseline: E|g|^2 = p (1 - 1/20), less |grad p|^2."""
-    weight, noise = gradient_moments("none", (0.25,), 1)
-    assert weight.item() == pytest.approx(1)
-    assert noise.item() == pytest.approx(0.25 * 0.95 - 0.25 * 0.75 / 20, rel=1e-12)
-
-
-def test_noise_against_simulation():
-    """100,000 batches of two prompts of 20 tokens, 4 and 12 of them right, groups of 3, the shrunken baseline."""
-    generator = torch.Generator().manual_seed(0)
-    batches, group_size, right = 100_000, 3, torch.tensor([4, 12])
-    tokens = torch.randint(20, (batches, 2, group_size), generator=generator)
-    rewards = (tokens < right[None, :, None]).double()
-    advantages = torch.stack([r - shrunk(r) for r in rewards])
-    scores = torch.nn.functional.one_hot(tokens, 20).double() - 1 / 20
-    estimates = (advantages[..., None] * scores).mean(dim=2)
-    _, noise = gradient_moments(shrunk, (0.2, 0.6), group_size)
-    assert estimates.var(dim=0).sum(-1).tolist() == pytest.approx(noise.tolist(), rel=0.02)
-
-
-def test_the_shrunken_baseline_wins_where_prompts_are_alike_and_loses_where_not():
-    def ratio(rates, group_size):
-        ours, theirs = (gradient_moments(b, rates, group_size)[1].sum() for b in (shrunk, "leave_one_out"))
-        return (ours / theirs).item()
-
-    assert ratio(ALIKE, 2) < 0.75
-    assert ratio(ALIKE, 4) < 1 < ratio((0.02, 0.02, 0.98, 0.98), 4)
 
 
 def k_of(within, between):
