@@ -163,3 +163,15 @@ def test_cells_with_batches_of_other_sizes_are_drawn_against_rollouts(tmp_path) 
     alone = figure({"large": cells["large"]}).axes[0]
     assert alone.get_xlabel() == "rollout step"
     assert {tuple(line.get_xdata()) for line in alone.lines} == {(0, 10)}
+
+
+RUNS = Path(__file__).resolve().parents[2] / "data" / "runs"
+
+
+@pytest.mark.parametrize("folder", sorted(p.parent for p in RUNS.glob("*/sweep.toml")), ids=lambda p: p.name)
+def test_the_committed_figures_are_those_of_the_committed_runs(folder: Path, tmp_path) -> None:
+    cells = load_cells(folder)
+    assert {seed for runs in cells.values() for seed in runs} == {42, 43, 44, 45}
+    plot(PlotSettings(str(folder), out=str(tmp_path)))
+    assert (tmp_path / "accuracy.csv").read_bytes() == (folder / "figures" / "accuracy.csv").read_bytes()
+    assert (folder / "figures" / "accuracy.png").is_file()
