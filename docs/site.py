@@ -1,7 +1,7 @@
 """The course as web pages: python docs/site.py [FOLDER]; the pictures of the README's map: python docs/site.py --pictures
 
-Every notebook with its outputs, notation, glossary and the like as HTML, and an index with a picture a notebook. Links between
-notebooks lead to their pages. Ends with an error that lists every broken link inside the site.
+Every notebook with its outputs, notation, glossary and the like as HTML, and an index with a picture a notebook. Links
+between notebooks lead to their pages. Ends with an error that lists every broken link inside the site.
 """
 
 from __future__ import annotations
