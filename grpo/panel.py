@@ -6,6 +6,9 @@ picture as it was, and the message line says why.
 
 Pictures are PNG, or HTML with a background of its own, so they look the same in JupyterLab, VS Code and Colab, on light and
 on dark.
+
+JupyterLab with ipykernel 7 calls observers from several threads at once. A lock lets the widgets work one after the other:
+without it an older setting that takes longer ends up on top of a newer one. Matplotlib needs it too.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +29,7 @@ except ImportError as error:
     raise ImportError('the widgets need ipywidgets, of the extra "lab": pip install "grpo-lab[lab]"') from error
 
 DPI = 90
+_ONE_AT_A_TIME = threading.RLock()
 _ON_WHITE = "background:#ffffff;color:#111111;padding:6px 10px;border-radius:3px;overflow-x:auto;"
 _WARNING = "background:#fff1e0;color:#5a2a00;border-left:5px solid #D55E00;padding:4px 10px;"
 
@@ -73,7 +78,7 @@ class Panel(widgets.VBox):
         self._message, self._words = widgets.HTML(), widgets.HTML()
         self._image, self._html = widgets.Image(format="png", layout={"max_width": "100%"}), widgets.HTML()
         for control in self.controls.values():
-            control.style.description_width = "11em"
+            control.style.description_width, control.layout.width = "10.5em", "26em"  # three to a row
             control.observe(self._changed, names="value")
         row = widgets.Box([*self.controls.values(), *extras], layout={"flex_flow": "row wrap"})
         super().__init__([row, self._message, self._image, self._html, self._words])
@@ -100,13 +105,14 @@ class Panel(widgets.VBox):
             raise ValueError(
                 f"{unknown[0]}={values[unknown[0]]!r}: there is no such control; use {', '.join(self.controls)}"
             )
-        self._setting = True
-        try:
-            for name, value in values.items():
-                self.controls[name].value = value
-        finally:
-            self._setting = False
-        self.refresh()
+        with _ONE_AT_A_TIME:
+            self._setting = True
+            try:
+                for name, value in values.items():
+                    self.controls[name].value = value
+            finally:
+                self._setting = False
+            self.refresh()
 
     def refresh(self) -> None:
         """Compute and draw from the controls; where that fails, keep what is shown and say why."""
@@ -125,7 +131,8 @@ class Panel(widgets.VBox):
 
     def redraw(self) -> None:
         """Draw the data that are there once more."""
-        self._show(self.data)
+        with _ONE_AT_A_TIME:
+            self._show(self.data)
 
     def _show(self, data: Any) -> None:
         picture, words = self.draw(data), self.describe(data)
@@ -146,8 +153,9 @@ class Panel(widgets.VBox):
         return super()._repr_mimebundle_(**kwargs) | self.picture().bundle
 
     def _changed(self, _: Any) -> None:
-        if not self._setting:
-            self.refresh()
+        with _ONE_AT_A_TIME:
+            if not self._setting:
+                self.refresh()
 
 
 def slider(description: str, value: float, low: float, high: float, step: float, continuous: bool = True) -> Any:

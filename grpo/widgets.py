@@ -125,7 +125,7 @@ class GroupLab(Panel):
         self.controls["rewards"].value = " ".join(f"{r:g}" for r in rewards)
 
     def _button(self, number: int) -> Any:
-        button = widgets.Button(layout={"width": "6.5em"}, tooltip="turn it round")
+        button = widgets.Button(layout={"width": "8em"}, tooltip="turn it round")
         button.on_click(lambda _: self.flip(number))
         return button
 

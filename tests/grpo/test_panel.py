@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import threading
 
 import pytest
 from matplotlib.figure import Figure
@@ -70,6 +71,30 @@ def test_what_fails_keeps_the_last_picture_and_is_explained(x, message):
     panel.controls["x"].value = 1.0
     assert panel._message.value == panel.problem == ""
     assert panel.data == (1.0, "figure")
+
+
+def test_changes_from_several_threads_are_taken_one_after_the_other():
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Slow(Reciprocal):
+        def compute(self, x, shape):
+            if x == 4:
+                entered.set()
+                assert go_on.wait(10)
+            return super().compute(x, shape)
+
+    panel = Slow()
+    first, second = (threading.Thread(target=setattr, args=(panel.controls["x"], "value", x)) for x in (4.0, -1.0))
+    first.start()
+    assert entered.wait(10)
+    second.start()
+    second.join(0.3)  # time to come in between, were there no lock
+    go_on.set()
+    first.join(10)
+    second.join(10)
+    assert panel.state["x"] == 4.0
+    assert "x=-1.0" in panel.problem
+    assert "x=-1.0" in panel._message.value  # what the control says now, not what took longest
 
 
 def test_a_panel_that_cannot_start_says_why():
