@@ -17,8 +17,11 @@ from pathlib import Path
 
 import mistune
 import nbformat
+from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from PIL import Image
+from pygments.formatters import HtmlFormatter
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -26,19 +29,42 @@ PAGES = {path.stem: path for path in sorted((ROOT / "docs").glob("*.md"))} | {"d
 # Which of a notebook's figures stands for it, counted from 0.
 PICTURE = {"00": 0, "01": 3, "02": 6, "03": 6, "04": 1, "05": 1, "06": 3, "07": 4, "08": 1, "09": 2, "10": 2, "11": 0}
 STYLE = """
-:root { color-scheme: light dark; }
-body { font-family: system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.5; }
-main.map { display: grid; grid-template-columns: repeat(auto-fill, minmax(16rem, 1fr)); gap: 1.2rem; }
-main.map a { text-decoration: none; color: inherit; border: 1px solid #8888; border-radius: .5rem; padding: .8rem; }
-main.map img { width: 100%; background: white; border-radius: .3rem; }
-table { border-collapse: collapse; } td, th { border: 1px solid #8888; padding: .3rem .6rem; text-align: left; }
+:root { color-scheme: light dark; --text: #1c1c1c; --back: #ffffff; --code: #f4f4f4; --line: #d0d0d0; --link: #00569c; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e4e4e4; --back: #161616; --code: #232323; --line: #444444; --link: #7fbcf5; }
+}
+body { margin: 0; color: var(--text); background: var(--back); font: 17px/1.55 system-ui, sans-serif; }
+main { max-width: 54rem; margin: auto; padding: 0 1rem; overflow-wrap: break-word; }
+nav { padding: 0.6rem 1rem; border-bottom: 1px solid var(--line); display: flex; flex-wrap: wrap; gap: 0.3rem 1.2rem; }
+main + nav { border: 0; border-top: 1px solid var(--line); margin-top: 3rem; }
+a { color: var(--link); }
+h1, h2, h3 { line-height: 1.25; margin-top: 2em; }
+h1 { margin-top: 1em; }
+pre, code { font: 14px/1.45 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
+pre { margin: 0; overflow-x: auto; }
+.input_area, main > pre, .rendered_html pre { background: var(--code); border-radius: 4px; padding: 0.6rem 0.8rem; }
+.output_area pre { padding: 0.5rem 0.8rem; border-left: 3px solid var(--line); margin: 0.4rem 0; }
+.cell { margin: 0.9rem 0; }
+.prompt { display: none; }
+img { max-width: 100%; height: auto; background: #ffffff; border-radius: 4px; }
+table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 0.94em; }
+th, td { border: 1px solid var(--line); padding: 0.3rem 0.6rem; vertical-align: top; }
+details { border: 1px solid var(--line); border-radius: 4px; padding: 0.4rem 0.8rem; margin: 0.5rem 0; }
+summary { cursor: pointer; }
+math[display="block"] { margin: 0.9rem 0; overflow-x: auto; overflow-y: hidden; }
+mtd { padding: 0.3em 0; }
+mtd[columnalign="right"] { text-align: right; }
+mtd[columnalign="left"] { text-align: left; }
+.map { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: 1rem; }
+.map a { border: 1px solid var(--line); border-radius: 4px; padding: 0.7rem; text-decoration: none; }
+.map img { display: block; width: 100%; height: 9rem; object-fit: contain; margin-bottom: 0.5rem; }
 """
 
 
 def title(path: Path) -> str:
     """The heading of a notebook."""
     first = nbformat.read(path, 4).cells[0].source
-    return first.splitlines()[0].lstrip("# ").replace("·", "").strip()
+    return re.sub(r"^(\d+)\W*", r"\1 ", first.splitlines()[0].lstrip("# "))
 
 
 def pictures(path: Path) -> list[bytes]:
@@ -64,34 +90,81 @@ def to_pages(text: str) -> str:
     return re.sub(r'(href="(?!\w+:)[^"#]*)\.(?:ipynb|md)(?=["#])', r"\1.html", text)
 
 
-def page(heading: str, body: str) -> str:
-    """A page of the site that is no notebook."""
+def to_mathml(text: str) -> str:
+    """HTML with its formulas, $...$ and $$...$$ outside of code, as MathML. Raises ValueError for an unknown command."""
+
+    def formula(match: re.Match[str]) -> str:
+        if match["code"]:
+            return match["code"]
+        latex = html.unescape(match["block"] or match["line"]).replace("{aligned}", "{split}")
+        mathml = convert(latex, display="block" if match["block"] else "inline")
+        if "\\" in mathml:
+            raise ValueError(f"the formula {latex!r} has a command that latex2mathml does not know")
+        return mathml
+
+    pattern = r"(?P<code><(pre|code)\b.*?</\2>)|\$\$(?P<block>.+?)\$\$|\$(?P<line>[^$\n]+?)\$"
+    return re.sub(pattern, formula, text, flags=re.DOTALL)
+
+
+def notebook_html(path: Path, out: Path) -> str:
+    """A notebook as the content of a page; its figures are written to out/figures/."""
+
+    def prose(text: str) -> str:
+        markdown = MarkdownWithMath(renderer=IPythonRenderer(escape=False, exclude_anchor_links=True))
+        return to_pages(to_mathml(markdown.render(text)))
+
+    exporter = HTMLExporter(template_name="basic", filters={"markdown2html": prose})
+    exporter.register_preprocessor("nbconvert.preprocessors.ExtractOutputPreprocessor", enabled=True)
+    names = {"unique_key": path.stem, "output_files_dir": "figures"}
+    body, resources = exporter.from_notebook_node(nbformat.read(path, 4), names)
+    (out / "figures").mkdir(exist_ok=True)
+    for name, content in resources["outputs"].items():
+        (out / name).write_bytes(content)
+    return re.sub('alt="No description[^"]*"', 'alt="The figure of the code above."', body)
+
+
+def page(heading: str, body: str, links: dict[str, str]) -> str:
+    """A page between two rows of links, which are given as text by target."""
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(heading)}</title>'
-    return f"<!doctype html><html lang=en><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>"
+    style = '<meta name="color-scheme" content="light dark"><link rel="stylesheet" href="style.css">'
+    anchors = " ".join(f'<a href="{target}">{html.escape(text)}</a>' for target, text in links.items())
+    row = f"<nav>{anchors}</nav>"
+    return f"<!doctype html><html lang=en><head>{head}{style}</head><body>{row}<main>{body}</main>{row}</body></html>"
+
+
+def style() -> str:
+    """The style sheet, with the colours of code on light and on dark."""
+    light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("default", "github-dark"))
+    plain = ".highlight, .highlight pre { background: none; }"
+    return f"{STYLE}\n{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n{plain}\n"
 
 
 def build(out: Path) -> None:
     """Write the site into a folder, which is made anew."""
     shutil.rmtree(out, ignore_errors=True)
     (out / "pictures").mkdir(parents=True)
+    (out / "style.css").write_text(style(), encoding="utf-8")
+    documents = {name: path.read_text(encoding="utf-8") for name, path in PAGES.items()}
+    headings = {f"{name}.html": text.splitlines()[0].lstrip("# ") for name, text in documents.items()}
+    home = {"index.html": "grpo-lab"}
     cards = []
-    for path in NOTEBOOKS:
-        body, _ = HTMLExporter(template_name="lab").from_notebook_node(nbformat.read(path, 4))
-        (out / f"{path.stem}.html").write_text(to_pages(body), encoding="utf-8")
+    for k, path in enumerate(NOTEBOOKS):
+        near = {
+            f"{other.stem}.html": title(other) for other in (*NOTEBOOKS[max(k - 1, 0) : k], *NOTEBOOKS[k + 1 : k + 2])
+        }
+        text = page(title(path), notebook_html(path, out), home | near | headings)
+        (out / f"{path.stem}.html").write_text(text, encoding="utf-8")
         (out / "pictures" / f"{path.stem}.png").write_bytes(picture(path))
         name = html.escape(title(path))
         cards.append(f'<a href="{path.stem}.html"><img src="pictures/{path.stem}.png" alt=""><b>{name}</b></a>')
-    links = []
-    for name, path in PAGES.items():
-        text = path.read_text(encoding="utf-8").replace("../notebooks/", "")
-        heading = text.splitlines()[0].lstrip("# ")
-        body = '<p><a href="index.html">grpo-lab</a></p>' + str(mistune.html(text))
-        (out / f"{name}.html").write_text(page(heading, to_pages(body)), encoding="utf-8")
-        links.append(f'<a href="{name}.html">{html.escape(heading)}</a>')
+    for name, text in documents.items():
+        body = to_pages(str(mistune.html(text.replace("../notebooks/", ""))))
+        heading = headings[f"{name}.html"]
+        (out / f"{name}.html").write_text(page(heading, body, home | headings), encoding="utf-8")
     about = "Reinforcement learning for language models, from first principles to a working GRPO run."
-    intro = f"<h1>grpo-lab</h1><p>{about}</p>"
-    body = f'{intro}<main class="map">{"".join(cards)}</main><p>{" · ".join(links)}</p>'
-    (out / "index.html").write_text(page("grpo-lab", body), encoding="utf-8")
+    how = "To run the notebooks, move their sliders and have your exercises checked: <code>make lab</code>."
+    body = f'<h1>grpo-lab</h1><p>{about} {how}</p><div class="map">{"".join(cards)}</div>'
+    (out / "index.html").write_text(page("grpo-lab", body, headings), encoding="utf-8")
 
 
 class _Links(HTMLParser):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,25 @@ def test_broken_links_are_found(site, tmp_path):
 )
 def test_links_to_pages(site, link, expected):
     assert site.to_pages(link) == expected
+
+
+def test_formulas_become_mathml(site):
+    assert "<mi>&#x003C0;</mi>" in site.to_mathml("<p>the policy $\\pi$</p>")
+    assert 'display="block"' in site.to_mathml("$$x &lt; y$$")
+    assert site.to_mathml("$$\\begin{aligned} a &amp;= b \\\\ &amp;= c \\end{aligned}$$").count("<mtr>") == 2
+    for plain in ("<code>$a$</code> and <pre>\n$b$\n</pre>", "costs $5", "no formula"):
+        assert site.to_mathml(plain) == plain
+    with pytest.raises(ValueError, match=r"unheardof.*does not know"):
+        site.to_mathml(r"$\unheardof x$")
+
+
+def test_a_notebook_needs_no_other_machine(site, tmp_path):
+    text = site.notebook_html(next(path for path in site.NOTEBOOKS if path.stem.startswith("03")), tmp_path)
+    assert text.count("<math") > 20
+    assert text.count("<details>") >= 2
+    assert not re.findall(r'(?:src|href)="(?:https?:|//|data:)[^"]*"', text)
+    figures = re.findall(r'<img[^>]* src="([^"]+)"|<img src="([^"]+)"', text)
+    assert len(figures) == len(list((tmp_path / "figures").iterdir())) >= 10
 
 
 def test_a_small_site(site, tmp_path, monkeypatch):
