@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 
 import mistune
@@ -51,6 +52,8 @@ table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 
 th, td { border: 1px solid var(--line); padding: 0.3rem 0.6rem; vertical-align: top; }
 details { border: 1px solid var(--line); border-radius: 4px; padding: 0.4rem 0.8rem; margin: 0.5rem 0; }
 summary { cursor: pointer; }
+@font-face { font-family: "STIX Two Math"; src: local("STIX Two Math"), url(STIXTwoMath-Regular.ttf); }
+math { font-family: "STIX Two Math", "Cambria Math", math; }
 math[display="block"] { margin: 0.9rem 0; overflow-x: auto; overflow-y: hidden; }
 mtd { padding: 0.3em 0; }
 mtd[columnalign="right"] { text-align: right; }
@@ -59,6 +62,8 @@ mtd[columnalign="left"] { text-align: left; }
 .map a { border: 1px solid var(--line); border-radius: 4px; padding: 0.7rem; text-decoration: none; }
 .map img { display: block; width: 100%; height: 9rem; object-fit: contain; margin-bottom: 0.5rem; }
 """
+
+SPACE = '<mspace width="0.17em"></mspace>'
 
 
 def title(path: Path) -> str:
@@ -100,7 +105,8 @@ def to_mathml(text: str) -> str:
         mathml = convert(latex, display="block" if match["block"] else "inline")
         if "\\" in mathml:
             raise ValueError(f"the formula {latex!r} has a command that latex2mathml does not know")
-        return mathml
+        mathml = re.sub(r"(<mi>(?:log|exp|min|max)</mi>)(?!<mo|</)", rf"\1{SPACE}", mathml)
+        return re.sub(r"(?<=</mi>|msub>)(<mi>(?:log|exp|min|max)</mi>)", rf"{SPACE}\1", mathml)
 
     pattern = r"(?P<code><(pre|code)\b.*?</\2>)|\$\$(?P<block>.+?)\$\$|\$(?P<line>[^$\n]+?)\$"
     return re.sub(pattern, formula, text, flags=re.DOTALL)
@@ -116,9 +122,9 @@ def notebook_html(path: Path, out: Path) -> str:
     exporter = HTMLExporter(template_name="basic", filters={"markdown2html": prose})
     exporter.register_preprocessor("nbconvert.preprocessors.ExtractOutputPreprocessor", enabled=True)
     names = {"unique_key": path.stem, "output_files_dir": "figures"}
-    body, resources = exporter.from_notebook_node(nbformat.read(path, 4), names)
+    body, extracted = exporter.from_notebook_node(nbformat.read(path, 4), names)
     (out / "figures").mkdir(exist_ok=True)
-    for name, content in resources["outputs"].items():
+    for name, content in extracted["outputs"].items():
         (out / name).write_bytes(content)
     return re.sub('alt="No description[^"]*"', 'alt="The figure of the code above."', body)
 
@@ -144,6 +150,9 @@ def build(out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     (out / "pictures").mkdir(parents=True)
     (out / "style.css").write_text(style(), encoding="utf-8")
+    # ziamath is there for this font alone: without a font for mathematics a browser puts subscripts on the line.
+    font = resources.files("ziamath.fonts") / "STIXTwoMath-Regular.ttf"
+    (out / "STIXTwoMath-Regular.ttf").write_bytes(font.read_bytes())
     documents = {name: path.read_text(encoding="utf-8") for name, path in PAGES.items()}
     headings = {f"{name}.html": text.splitlines()[0].lstrip("# ") for name, text in documents.items()}
     home = {"index.html": "grpo-lab"}

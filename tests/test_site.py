@@ -46,6 +46,7 @@ def test_formulas_become_mathml(site):
     assert "<mi>&#x003C0;</mi>" in site.to_mathml("<p>the policy $\\pi$</p>")
     assert 'display="block"' in site.to_mathml("$$x &lt; y$$")
     assert site.to_mathml("$$\\begin{aligned} a &amp;= b \\\\ &amp;= c \\end{aligned}$$").count("<mtr>") == 2
+    assert site.to_mathml("$A \\log p$").count(site.SPACE) == 2
     for plain in ("<code>$a$</code> and <pre>\n$b$\n</pre>", "costs $5", "no formula"):
         assert site.to_mathml(plain) == plain
     with pytest.raises(ValueError, match=r"unheardof.*does not know"):
