@@ -78,7 +78,10 @@ class Panel(widgets.VBox):
         self._message, self._words = widgets.HTML(), widgets.HTML()
         self._image, self._html = widgets.Image(format="png", layout={"max_width": "100%"}), widgets.HTML()
         for control in self.controls.values():
-            control.style.description_width, control.layout.width = "10.5em", "26em"  # three to a row
+            control.style.description_width = "10.5em"
+            control.layout.width = (
+                "40em" if isinstance(control, widgets.Text) else "26em"
+            )  # three to a row; paths are long
             control.observe(self._changed, names="value")
         row = widgets.Box([*self.controls.values(), *extras], layout={"flex_flow": "row wrap"})
         super().__init__([row, self._message, self._image, self._html, self._words])

@@ -28,6 +28,8 @@ from grpo.runs import RunDir
 
 CROWDED = 10
 """From more bars than this on, the values at them are written upright."""
+MOST_ROWS = 10
+"""Of the list of cells; of more it shows a part at a time."""
 
 # ---- group lab -----------------------------------------------------------------------------------------------
 
@@ -228,7 +230,7 @@ class RunComparer(Panel):
         if names != self._listed:
             self._listed, setting, self._setting = names, self._setting, True
             cells, reference = self.controls["cells"], self.controls["reference"]
-            cells.options, cells.value = names, tuple(names)
+            cells.options, cells.value, cells.rows = names, tuple(names), min(len(names), MOST_ROWS)
             reference.options, reference.value = names, names[0]
             self._setting = setting
 

@@ -151,6 +151,7 @@ def test_cells_are_compared_by_choice(sweep):
     lab = RunComparer(sweep)
     before = lab._image.value
     assert lab.state["cells"] == ("a", "b", "c")
+    assert lab.controls["cells"].rows == 3  # all are seen
     assert [row.verdict for row in lab.data.rows] == ["", "higher", "no difference seen"]
     assert lab.data.rows[1].difference.mean == pytest.approx(0.2)
     lab.controls["reference"].value = "b"
