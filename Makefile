@@ -28,8 +28,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/mypy
 
 # Chromium is the system's (Debian: apt-get install chromium); without it the tests are skipped, and say so.
-browser: $(VENV)/dev.stamp
-	@$(PIP) --editable ".[browser]"
+browser: $(VENV)/browser.stamp
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "browser and not every_notebook" --durations 5 tests/browser $(ARGS)
 
 lab: $(VENV)/lab.stamp
@@ -79,4 +78,9 @@ $(VENV)/lab.stamp: $(VENV)/core.stamp
 $(VENV)/dev.stamp: $(VENV)/core.stamp
 	@echo "installing what the tests need ..."
 	@$(PIP) --editable ".[dev]"
+	@touch $@
+
+$(VENV)/browser.stamp: $(VENV)/dev.stamp
+	@echo "installing playwright ..."
+	@$(PIP) --editable ".[browser]"
 	@touch $@
