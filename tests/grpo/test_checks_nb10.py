@@ -1,10 +1,15 @@
 """Each check of notebook 10 says what is wrong with typical wrong answers, and passes the right one."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from grpo.checks import nb10
 from grpo.checks.nb10 import FOUR_LOGS, check_inner_loop, check_names, check_range, four_logs, inner_steps
+from grpo.runs import RunDir
+
+RUNS = Path(__file__).parents[2] / "data" / "runs" / "off_policy"
 
 RIGHT_NAMES = {run: log[0] for run, log in FOUR_LOGS.items()}
 BY_NAME = {name: run for run, name in RIGHT_NAMES.items()}
@@ -46,6 +51,15 @@ def test_the_logs_can_be_told_apart():
     assert log["on_policy"] == (1.0, 0.0, 0.0, 1.0)
     assert log["noclip"][2] == 0 < log["noclip"][1]
     assert 0 < log["clip"][2] < 0.3 < 0.5 < log["gspo"][2]
+
+
+@pytest.mark.parametrize(("name", "log"), [(log[0], log[1:]) for log in FOUR_LOGS.values()])
+def test_the_logs_are_those_of_the_recorded_runs(name, log):
+    rows = RunDir(RUNS / name.replace("on_policy", "on_policy_128") / "seed42").read("metrics", "train")
+    digits = {"ratio_mean": 3, "approx_kl": 4, "clip_fraction": 3, "ratio_max": 1}
+    for (metric, places), shown in zip(digits.items(), log, strict=True):
+        values = [row[metric] for row in rows if row[metric] is not None]
+        assert round(sum(values) / len(values), places) == shown, metric
 
 
 def range_of(distance):
